@@ -1,0 +1,95 @@
+# The one door to building, testing and measuring Awa. "make help" lists the targets.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+PG_CONFIG ?= pg_config
+VERSION ?= 18
+BIN := .venv/bin
+
+EXTVERSION := $(shell sed -n "s/^default_version = '\(.*\)'/\1/p" extension/awa.control)
+SCRIPT := build/awa--$(EXTVERSION).sql
+PACKAGED := python/src/awa/_sql/awa--$(EXTVERSION).sql
+SOURCES := $(shell find sql -name '*.sql' 2>/dev/null)
+
+.PHONY: help all build install dist setup lock check test test-one test-long test-matrix demo clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z%-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+# ---- build
+
+all: build
+build: $(SCRIPT) $(PACKAGED) ## concatenate sql/ into one installable script
+
+$(SCRIPT): $(SOURCES) extension/awa.control extension/tools/inline_includes.awk
+	@mkdir -p build
+	@rm -f build/awa--*.sql
+	@awk -f extension/tools/inline_includes.awk sql/awa.sql > $@
+
+$(PACKAGED): $(SCRIPT)
+	@mkdir -p $(@D)
+	@rm -f $(@D)/awa--*.sql
+	@cp $< $@
+
+install: build ## install the extension into a server by PGXS (PG_CONFIG=path/to/pg_config)
+	@$(MAKE) --no-print-directory -C extension install PG_CONFIG=$(PG_CONFIG)
+
+dist: build ## a PGXN archive of the last commit
+	@mkdir -p dist
+	@sed 's/@VERSION@/$(EXTVERSION)/' extension/META.json.in > build/META.json
+	@git archive --format=zip --prefix=awa-$(EXTVERSION)/ --add-file=build/META.json \
+		-o dist/awa-$(EXTVERSION).zip HEAD
+
+# ---- environment
+
+setup: .venv/ready ## the virtual environment, with the package editable and pinned tools
+
+.venv/ready: tools/requirements.txt python/pyproject.toml
+	@echo "setting up .venv" >&2
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip --disable-pip-version-check install --quiet -r tools/requirements.txt
+	@$(BIN)/python -m pip --disable-pip-version-check install --quiet --no-deps --no-build-isolation -e python
+	@touch $@
+
+lock: build ## pin the newest tools that fit (rewrites tools/requirements.txt)
+	@rm -rf build/lock
+	@$(PYTHON) -m venv build/lock
+	@build/lock/bin/python -m pip --disable-pip-version-check install --quiet hatchling editables \
+		-e 'python[demo,dev]'
+	@build/lock/bin/python -m pip --disable-pip-version-check freeze --exclude-editable \
+		> tools/requirements.txt
+
+# ---- checks and tests
+
+check: build setup ## static checks: format, lint, types, planes, file shapes
+	@$(BIN)/python -m tools.run_tests --static
+
+test: build setup ## everything, on PostgreSQL 15 and 18 side by side
+	@$(BIN)/python -m tools.run_tests 15 18
+
+test-one: build setup ## SQL and Python tests on one version (VERSION=15|16|17|18, K=expression)
+	@$(BIN)/python -m tools.run_tests --no-static $(if $(K),-k '$(K)') $(VERSION)
+
+test-long: build setup ## the longer forms of the tests as well, on 15 and 18
+	@$(BIN)/python -m tools.run_tests --long 15 18
+
+test-matrix: build setup ## everything, on every supported PostgreSQL, two at a time
+	@$(BIN)/python -m tools.run_tests 15 16 17 18
+
+# ---- demo and benchmarks: set-up talks on stderr, so that stdout holds results alone
+
+demo: ## checksum a directory tree through the queue on an embedded PostgreSQL (DEMO_ARGS=...)
+	@$(MAKE) --no-print-directory build setup >&2
+	@$(BIN)/python examples/demo/run.py $(DEMO_ARGS)
+
+bench-%: ## a benchmark, one JSON object per figure: bench-wal bench-drain bench-latency (BENCH_ARGS=...)
+	@$(MAKE) --no-print-directory build setup >&2
+	@$(BIN)/python -m bench.$* $(BENCH_ARGS)
+
+clean: ## remove all that make made, server trees included
+	@$(PYTHON) tools/servers.py clean
+	@rm -rf .venv build dist python/dist python/src/awa/_sql/*.sql

@@ -1,0 +1,70 @@
+"""A throw-away durable server for a benchmark, with fresh databases on it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import LiteralString
+
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from bench.report import say
+from tools.servers import REPO, Cluster, ensure_tree, exit_on_sigterm
+
+VERSION = 18
+TEMPLATE_SCRIPT = REPO / "tools/template.sql"
+# Room for a run: without it the figures are those of checkpoints and evictions.
+OPTIONS = {"shared_buffers": "512MB", "max_wal_size": "8GB", "checkpoint_timeout": "1h"}
+
+Connection = psycopg.Connection[tuple[object, ...]]
+
+
+class Server:
+    """A running server; databases on it live as long as their `with` block."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._dsn = cluster.socket_dsn
+        self._numbers = itertools.count(1)
+
+    @contextmanager
+    def awa_database(self) -> Iterator[str]:
+        """A fresh database with the extension; its connection string."""
+        with self.database() as dsn:
+            with connect(dsn) as conn:
+                conn.execute(TEMPLATE_SCRIPT.read_bytes(), prepare=False)
+            yield dsn
+
+    @contextmanager
+    def database(self, ddl: LiteralString = "") -> Iterator[str]:
+        """A fresh database in which `ddl` was run; its connection string."""
+        name = f"bench_{next(self._numbers)}"
+        self._admin(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+        dsn = make_conninfo(self._dsn, dbname=name)
+        if ddl:
+            with connect(dsn) as conn:
+                conn.execute(ddl, prepare=False)
+        try:
+            yield dsn
+        finally:
+            self._admin(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+    def _admin(self, statement: sql.Composed) -> None:
+        with connect(self._dsn) as conn:
+            conn.execute(statement)
+
+
+@contextmanager
+def server(options: Mapping[str, str] | None = None) -> Iterator[Server]:
+    """A server that flushes as in production, on a disk; gone afterwards."""
+    exit_on_sigterm()
+    with Cluster(ensure_tree(VERSION), {**OPTIONS, **(options or {})}, durable=True) as cluster:
+        say(f"PostgreSQL {VERSION} on {cluster.directory}")
+        yield Server(cluster)
+
+
+def connect(dsn: str) -> Connection:
+    """An autocommit connection that prepares a statement when it is first used."""
+    return psycopg.connect(dsn, autocommit=True, prepare_threshold=0)

@@ -1,0 +1,88 @@
+"""JSON in and out: what may be enqueued, and how Python values are written."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from pathlib import PurePath
+from typing import Any
+from uuid import UUID
+
+from .errors import InvalidArgument
+from .models import Json
+
+
+def _default(value: object) -> Json:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        # Not asdict(): it deep-copies, and nested values come back here anyway.
+        return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    if isinstance(value, datetime | date | time):
+        return value.isoformat()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, UUID | Decimal | PurePath):
+        return str(value)
+    if isinstance(value, set | frozenset):
+        return sorted(value, key=repr)
+    if isinstance(value, Mapping):
+        return dict(value)
+    dump = getattr(value, "model_dump", None)  # pydantic
+    if callable(dump):
+        return dump(mode="json")
+    raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+_encoder = json.JSONEncoder(
+    ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_default
+)
+
+
+def dump_json(value: Json, field: str) -> str:
+    """JSON text of a value; a value that PostgreSQL could not store is refused by field name."""
+    try:
+        text = _encoder.encode(value)
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(
+            f"{field} holds a lone surrogate, which is not valid text",
+            hint="Decode bytes with errors='replace', or send them as base64.",
+        ) from error
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InvalidArgument(
+            f"{field} cannot be written as JSON: {error}",
+            hint="Use None, bool, int, finite float, str, list, dict, or a dataclass of those.",
+        ) from error
+    # The escape may also stand behind an escaped backslash; only then the slow look is needed.
+    if "\\u0000" in text and _has_nul(value):
+        raise InvalidArgument(
+            f"{field} holds a NUL character, which PostgreSQL cannot store",
+            hint="Strip it, or send the bytes as base64.",
+        )
+    return text
+
+
+def _has_nul(value: Any) -> bool:
+    return _walk_nul(json.loads(_encoder.encode(value)))
+
+
+def _walk_nul(value: Any) -> bool:
+    if isinstance(value, str):
+        return "\0" in value
+    if isinstance(value, dict):
+        return any("\0" in k or _walk_nul(v) for k, v in value.items())
+    if isinstance(value, list):
+        return any(map(_walk_nul, value))
+    return False
+
+
+def clean_text(text: str, limit: int) -> str:
+    """Text that PostgreSQL can store: no NUL, no lone surrogate, not longer than the limit."""
+    if len(text) > limit:
+        text = text[:limit] + "..."
+    return text.replace("\0", "").encode("utf-8", "backslashreplace").decode("utf-8")

@@ -1,0 +1,195 @@
+"""Connections of a worker: session settings, reconnecting, and waits between tries."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import AsyncConnection, Connection, IsolationLevel
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.types.string import ByteaBinaryLoader
+
+from .errors import is_transient
+
+logger = logging.getLogger("awa")
+
+# A dead peer is noticed in well under a third of the default staleness of 90 s.
+_DEFAULTS: Mapping[str, str | int] = {
+    "connect_timeout": 10,
+    "keepalives": 1,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 20_000,
+}
+_READ_COMMITTED = "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED"
+
+
+class Backoff:
+    """Growing waits with jitter: half to the whole of first * 2^n, at most `most` seconds."""
+
+    def __init__(self, first: float = 0.05, most: float = 1.0) -> None:
+        self._first = first
+        self._most = most
+        self._next = first
+
+    def reset(self) -> None:
+        """The next wait is the first again."""
+        self._next = self._first
+
+    def next(self) -> float:
+        """Seconds to wait now."""
+        wait = self._next * (0.5 + random.random() / 2)
+        self._next = min(self._next * 2, self._most)
+        return wait
+
+
+class Outage:
+    """Logs trouble of several connections together: one line a second at most."""
+
+    def __init__(self, seconds_per_line: float = 1.0) -> None:
+        self._lock = threading.Lock()
+        self._seconds_per_line = seconds_per_line
+        self._last = -seconds_per_line
+        self._silent = 0
+
+    def report(self, what: str, error: BaseException) -> None:
+        """Say that something failed and will be tried again."""
+        with self._lock:
+            now = time.monotonic()
+            if now - self._last < self._seconds_per_line:
+                self._silent += 1
+                return
+            self._last = now
+            silent, self._silent = self._silent, 0
+        more = f" ({silent} more messages left out)" if silent else ""
+        text = str(error).strip().replace("\n", "; ")
+        logger.warning("%s: %s: %s; trying again%s", what, type(error).__name__, text, more)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSettings:
+    """How a worker's connections are made."""
+
+    conninfo: str
+    application_name: str
+    pooler: bool
+
+    def conninfo_for(self, role: str) -> str:
+        """The connection string of one of the worker's connections."""
+        given = conninfo_to_dict(self.conninfo)
+        extra = {key: value for key, value in _DEFAULTS.items() if key not in given}
+        extra.setdefault("application_name", f"{self.application_name} {role}")
+        if "application_name" in given:
+            extra.pop("application_name")
+        return make_conninfo(self.conninfo, **extra)
+
+    @property
+    def prepare_threshold(self) -> int | None:
+        """Prepared statements do not survive a transaction pooler."""
+        return None if self.pooler else 1
+
+
+class AsyncSession:
+    """One connection for short statements, each its own transaction; reconnects when used."""
+
+    def __init__(self, settings: SessionSettings, role: str) -> None:
+        self._settings = settings
+        self._conninfo = settings.conninfo_for(role)
+        self._conn: AsyncConnection[Any] | None = None
+        self._lock = asyncio.Lock()
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the connection stood when it was last used."""
+        return self._conn is not None and not self._conn.closed
+
+    async def _connected(self) -> AsyncConnection[Any]:
+        if self._conn is not None and not self._conn.closed:
+            return self._conn
+        pooler = self._settings.pooler
+        conn = await AsyncConnection.connect(
+            self._conninfo,
+            autocommit=not pooler,
+            prepare_threshold=self._settings.prepare_threshold,
+        )
+        try:
+            if pooler:
+                # A session setting would stay behind on a connection that others use.
+                await conn.set_isolation_level(IsolationLevel.READ_COMMITTED)
+            else:
+                await conn.execute(_READ_COMMITTED)
+            # Left undecoded: most handlers never look at them.
+            for name in ("timestamptz", "jsonb"):
+                conn.adapters.register_loader(name, ByteaBinaryLoader)
+        except BaseException:
+            await conn.close()
+            raise
+        self._conn = conn
+        return conn
+
+    async def fetch(
+        self, sql: str, params: Sequence[object] | Mapping[str, object], *, binary: bool = False
+    ) -> list[tuple[Any, ...]]:
+        """Rows of one statement, committed."""
+        async with self._lock:
+            conn = await self._connected()
+            try:
+                async with conn.cursor(binary=binary) as cursor:
+                    await cursor.execute(sql.encode(), params)
+                    rows = await cursor.fetchall()
+                if self._settings.pooler:
+                    await conn.commit()
+            except psycopg.Error as error:
+                await self._recover(conn, error)
+                raise
+            return rows
+
+    async def _recover(self, conn: AsyncConnection[Any], error: psycopg.Error) -> None:
+        # A server that turned read-only may be a former primary: connect anew to find the next.
+        if conn.closed or error.sqlstate in (None, "25006") or error.sqlstate[:2] == "57":
+            await conn.close()
+        elif self._settings.pooler:
+            await conn.rollback()
+
+    async def close(self) -> None:
+        """Close the connection."""
+        async with self._lock:
+            if self._conn is not None:
+                await self._conn.close()
+
+
+def connect_blocking(settings: SessionSettings, role: str) -> Connection[Any]:
+    """A connection for a thread of the worker."""
+    conn = Connection.connect(
+        settings.conninfo_for(role),
+        autocommit=not settings.pooler,
+        prepare_threshold=settings.prepare_threshold,
+    )
+    try:
+        if settings.pooler:
+            conn.isolation_level = IsolationLevel.READ_COMMITTED
+        else:
+            conn.execute(_READ_COMMITTED)
+    except BaseException:
+        conn.close()
+        raise
+    return conn
+
+
+__all__ = [
+    "AsyncSession",
+    "Backoff",
+    "Outage",
+    "SessionSettings",
+    "connect_blocking",
+    "is_transient",
+    "logger",
+]

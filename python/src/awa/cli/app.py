@@ -1,0 +1,81 @@
+"""The command tree and its one error format."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+import psycopg
+
+from .._install import InstallError
+from ..embedded import EmbeddedPostgresError
+from ..errors import AwaError
+from . import dead_letters, jobs, queues, server, settings, workers
+from .options import Failure, Options, common_options
+
+
+class _Commands(click.Group):
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (psycopg.Error, AwaError) as error:
+            raise _failure(error, ctx.ensure_object(Options).schema) from error
+        except InstallError as error:
+            raise Failure(str(error), error.hint) from error
+        except EmbeddedPostgresError as error:
+            raise Failure(str(error)) from error
+
+
+_NOT_INSTALLED = (
+    psycopg.errors.InvalidSchemaName,
+    psycopg.errors.UndefinedFunction,
+    psycopg.errors.UndefinedTable,
+)
+
+
+def _failure(error: Exception, schema: str) -> Failure:
+    """One line and a hint from what the server or the driver said."""
+    cause = error if isinstance(error, psycopg.Error) else error.__cause__
+    if isinstance(cause, _NOT_INSTALLED):
+        return Failure(f'awa is not installed in schema "{schema}" here', "Run `awa install`.")
+    if isinstance(cause, psycopg.Error) and cause.diag.message_primary:
+        return Failure(cause.diag.message_primary, cause.diag.message_hint)
+    if isinstance(error, AwaError):
+        return Failure(error.message, error.hint)
+    message = " ".join(str(error).split())
+    if isinstance(cause, psycopg.OperationalError):
+        return Failure(message, "Say which database by --dsn, AWA_DSN or DATABASE_URL.")
+    return Failure(message)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="awa-sql", prog_name="awa")
+@common_options
+def main() -> None:
+    """A job queue in PostgreSQL.
+
+    The database is the one that --dsn, AWA_DSN or DATABASE_URL names, else the one that psql would
+    connect to. Every command that prints data prints JSON with --json.
+
+    \b
+    Try it:
+      awa dev                                 a private PostgreSQL with awa in it
+      awa install --dsn postgresql:///app     install into a database of yours
+      awa insert send_email '{"to": "a@example.org"}'
+      awa worker app.tasks:handlers --queue default=50
+      awa queues --watch
+    """
+
+
+for command in (
+    server.dev,
+    server.install,
+    workers.worker,
+    workers.tick,
+    jobs.insert,
+    jobs.jobs,
+    queues.queues,
+    dead_letters.dlq,
+    settings.settings,
+):
+    main.add_command(command)

@@ -1,0 +1,94 @@
+"""Calls of awa's functions and reads of its views, with rows as dictionaries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+import psycopg
+from psycopg import sql
+from psycopg.rows import DictRow, dict_row
+
+Row = dict[str, Any]
+
+
+class Database:
+    """One autocommit connection, to an installation in one schema."""
+
+    def __init__(self, conn: psycopg.Connection[DictRow], schema: str) -> None:
+        self._conn = conn
+        self._schema = sql.Identifier(schema)
+
+    @classmethod
+    def connect(cls, conninfo: str, *, schema: str) -> Database:
+        """Connect, with a name that shows up in `pg_stat_activity`."""
+        conn = psycopg.connect(
+            conninfo, autocommit=True, row_factory=dict_row, fallback_application_name="awa"
+        )
+        return cls(conn, schema)
+
+    def __enter__(self) -> Database:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._conn.close()
+
+    def call(self, function: str, /, **arguments: object) -> list[Row]:
+        """Call a function by named arguments; JSON is given as text."""
+        query = sql.SQL("SELECT answer.* FROM {}.{}({}) AS answer").format(
+            self._schema,
+            sql.Identifier(function),
+            sql.SQL(", ").join(
+                sql.SQL("{} => {}").format(sql.Identifier(name), sql.Placeholder(name))
+                for name in arguments
+            ),
+        )
+        return self._conn.execute(query, arguments).fetchall()
+
+    def ask(self, function: str, /, **arguments: object) -> Any:
+        """Call a function that answers one value."""
+        [row] = self.call(function, **arguments)
+        return row["answer"]
+
+    def view(
+        self,
+        view: str,
+        *,
+        where: Mapping[str, object] | None = None,
+        order_by: str,
+        descending: bool = False,
+        limit: int | None = None,
+    ) -> list[Row]:
+        """Read a view; a column of `where` that is None does not filter."""
+        given = present(**(where or {}))
+        conditions = [
+            sql.SQL("{}::text = {}").format(sql.Identifier(name), sql.Placeholder(name))
+            for name in given
+        ]
+        query = sql.SQL("SELECT * FROM {}.{} WHERE {} ORDER BY {} {} LIMIT {}").format(
+            self._schema,
+            sql.Identifier(view),
+            sql.SQL(" AND ").join([sql.SQL("true"), *conditions]),
+            sql.Identifier(order_by),
+            sql.SQL("DESC NULLS LAST" if descending else "ASC"),
+            sql.Literal(limit),
+        )
+        return self._conn.execute(query, given).fetchall()
+
+    def counts(self) -> list[Row]:
+        """The exact counts of every queue."""
+        query = sql.SQL(
+            "SELECT counts.* FROM {0}.queues q, {0}.queue_counts(q.queue) counts ORDER BY q.queue"
+        ).format(self._schema)
+        return self._conn.execute(query).fetchall()
+
+
+def present(**values: object) -> dict[str, object]:
+    """The values that are given, so that SQL keeps its defaults for the others."""
+    return {name: value for name, value in values.items() if value is not None}

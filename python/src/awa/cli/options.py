@@ -1,0 +1,81 @@
+"""Options that every command takes, and the connection that they describe."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import IO, Any, TypeVar
+
+import click
+
+from .database import Database
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Failure(click.ClickException):
+    """An error for the user: one line, and a hint when there is a way out."""
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Print to stderr, as `error: ...` and `hint: ...`."""
+        click.echo(f"error: {self.message}", file=file, err=True)
+        if self.hint:
+            click.echo(f"hint: {self.hint}", file=file, err=True)
+
+
+@dataclass
+class Options:
+    """The common options as given."""
+
+    dsn: str | None = None
+    schema: str = "awa"
+    json: bool = False
+
+    @property
+    def conninfo(self) -> str:
+        """The connection string; an empty one leaves all to libpq's own variables."""
+        environment = os.environ.get("AWA_DSN") or os.environ.get("DATABASE_URL")
+        return self.dsn or environment or ""
+
+    def connect(self) -> Database:
+        """Open the database; close it by `with`."""
+        return Database.connect(self.conninfo, schema=self.schema)
+
+
+pass_options = click.make_pass_decorator(Options, ensure=True)
+
+
+def common_options(command: F) -> F:
+    """Add --dsn, --schema and --json, which work before a subcommand's name and after it."""
+
+    def remember(ctx: click.Context, parameter: click.Parameter, value: object) -> None:
+        options = ctx.ensure_object(Options)
+        if value and parameter.name:
+            setattr(options, parameter.name, value)
+
+    for option in (
+        click.option(
+            "--json", is_flag=True, help="Print JSON.", expose_value=False, callback=remember
+        ),
+        click.option(
+            "--schema",
+            metavar="NAME",
+            help="The schema that awa is installed in (default: awa).",
+            expose_value=False,
+            callback=remember,
+        ),
+        click.option(
+            "--dsn",
+            metavar="DSN",
+            help="Connection string or URL (default: AWA_DSN, then DATABASE_URL).",
+            expose_value=False,
+            callback=remember,
+        ),
+    ):
+        command = option(command)
+    return command

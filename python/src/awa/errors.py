@@ -1,0 +1,172 @@
+"""AwaError and one class per SQLSTATE that the SQL interface raises on purpose."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+
+
+class AwaError(Exception):
+    """An error raised by the queue; `__cause__` is the database error when there is one."""
+
+    sqlstate: str | None = None
+
+    def __init__(self, message: str, *, detail: str | None = None, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.detail = detail
+        self.hint = hint
+
+    def __str__(self) -> str:
+        parts = [self.message]
+        if self.detail:
+            parts.append(self.detail)
+        if self.hint:
+            parts.append(f"Hint: {self.hint}")
+        return "\n".join(parts)
+
+
+class StaleAttempt(AwaError):
+    """The attempt is no longer current: drop its result, another worker owns the job."""
+
+    sqlstate = "JQ001"
+
+
+class Backpressure(AwaError):
+    """The queue is fuller than the insert allowed."""
+
+    sqlstate = "JQ003"
+
+
+class ParentFailed(AwaError):
+    """A job this one depends on failed."""
+
+    sqlstate = "JQ004"
+
+
+class CallbackUnknown(AwaError):
+    """The callback token is unknown or was used."""
+
+    sqlstate = "JQ005"
+
+
+class VersionMismatch(AwaError):
+    """The schema in the database and this client do not fit."""
+
+    sqlstate = "JQ006"
+
+
+class NotEnabled(AwaError):
+    """The feature is not enabled in this installation."""
+
+    sqlstate = "JQ007"
+
+
+class InvalidArgument(AwaError):
+    """An argument has a bad value, or an option is unknown."""
+
+    sqlstate = "22023"
+
+
+class LimitExceeded(AwaError):
+    """A value is longer, larger or deeper than allowed."""
+
+    sqlstate = "23514"
+
+
+class UniqueConflict(AwaError):
+    """Another job holds the unique key and the insert asked for an error."""
+
+    sqlstate = "23505"
+
+
+class SerializationFailure(AwaError, psycopg.errors.SerializationFailure):
+    """The snapshot is older than a change of the same job: repeat the transaction.
+
+    Also a psycopg error, so that an application's own retry loop catches it.
+    """
+
+    sqlstate = "40001"
+
+
+class NotFound(AwaError):
+    """The queue, job, setting or step is unknown."""
+
+    sqlstate = "42704"
+
+
+class WrongState(AwaError):
+    """The job or queue is in a state that does not allow the call."""
+
+    sqlstate = "55000"
+
+
+class WrongIsolation(AwaError):
+    """The call needs a READ COMMITTED transaction."""
+
+    sqlstate = "25001"
+
+
+BY_SQLSTATE: dict[str, type[AwaError]] = {
+    cls.sqlstate: cls
+    for cls in (
+        StaleAttempt,
+        Backpressure,
+        ParentFailed,
+        CallbackUnknown,
+        VersionMismatch,
+        NotEnabled,
+        InvalidArgument,
+        LimitExceeded,
+        UniqueConflict,
+        SerializationFailure,
+        NotFound,
+        WrongState,
+        WrongIsolation,
+    )
+    if cls.sqlstate is not None
+}
+
+# Serialization failure, deadlock, lock not available, query cancelled, read-only server.
+_TRANSIENT_CODES = frozenset({"40001", "40P01", "55P03", "57014", "25006", "25P03", "25P04"})
+# Connection trouble, insufficient resources, operator intervention (restart, shutdown, failover).
+_TRANSIENT_CLASSES = frozenset({"08", "53", "57"})
+
+
+def translate(error: psycopg.Error) -> AwaError | None:
+    """The AwaError for a database error, or None when it is not one of ours."""
+    cls = BY_SQLSTATE.get(error.sqlstate or "")
+    if cls is None:
+        return None
+    diag = error.diag
+    return cls(
+        diag.message_primary or str(error),
+        detail=diag.message_detail,
+        hint=diag.message_hint,
+    )
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Raises our classes for the codes we own; every other error passes through untouched."""
+    try:
+        yield
+    except psycopg.DatabaseError as error:
+        ours = translate(error)
+        if ours is None:
+            raise
+        raise ours from error
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether the same call may succeed later without anybody changing anything."""
+    if isinstance(error, AwaError):
+        error = error.__cause__ or error
+    if not isinstance(error, psycopg.Error):
+        return isinstance(error, OSError)
+    code = error.sqlstate
+    if code is None:
+        return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+    return code in _TRANSIENT_CODES or code[:2] in _TRANSIENT_CLASSES

@@ -1,0 +1,371 @@
+"""The worker: claims jobs, runs their handlers, tells the database what came of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import platform
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from types import TracebackType
+from typing import Any, Self, TypedDict, Unpack
+
+import psycopg
+
+from . import _calls
+from ._batches import Holds
+from ._codec import dump_json
+from ._dispatcher import Dispatcher
+from ._finisher import Finisher
+from ._maintenance import Maintenance
+from ._session import AsyncSession, Backoff, Outage, SessionSettings, logger
+from ._statements import Statements
+from ._threads import DaemonThreads
+from ._version import SCHEMA_VERSION, __version__
+from .errors import VersionMismatch, is_transient, translated
+from .handlers import Handlers, Middleware
+from .heartbeat import Heartbeat
+from .job import Job, Row
+from .listener import Listener
+from .models import Json
+from .shutdown import shut_down, signals
+
+DEFAULT_CONCURRENCY = 50
+DEFAULT_GRACE = 30.0
+# The most that one claim takes: larger ones gain nothing and delay the first job of the batch.
+BATCH = 500
+NOT_READY_AFTER_SECONDS = 10.0
+PROGRESS_TRIES = 5
+
+Queues = Mapping[str, int] | Sequence[str] | int
+CLEAN, FORCED = 0, 1
+
+
+class Worker:
+    """Runs the jobs of some queues; an async context manager, so that an application can host it.
+
+    `queues` gives the number of handlers that run at once: for each queue, or as one number for
+    the queues that the handlers name. Def handlers run in `executor`, by default in threads. With
+    `pooler` (PgBouncer in transaction mode) nothing is used that needs a session: no prepared
+    statements, and polling every `poll_interval` seconds instead of LISTEN. Each worker also
+    takes part in the maintenance of the queue, unless `maintenance` is false.
+    """
+
+    def __init__(
+        self,
+        dsn: str,
+        handlers: Handlers | Mapping[str, Callable[..., Any]],
+        *,
+        queues: Queues = DEFAULT_CONCURRENCY,
+        schema: str = _calls.DEFAULT_SCHEMA,
+        grace: float | None = None,
+        executor: Executor | None = None,
+        middleware: Sequence[Middleware] = (),
+        maintenance: bool = True,
+        listen: bool = True,
+        pooler: bool = False,
+        poll_interval: float = 1.0,
+        prefetch: int | None = None,
+        application_name: str = "awa",
+    ) -> None:
+        self.handlers = handlers if isinstance(handlers, Handlers) else Handlers(handlers)
+        self.queues = _queues(queues, self.handlers)
+        self.schema = schema
+        self.grace = DEFAULT_GRACE if grace is None else grace
+        self.middleware = tuple(middleware)
+        self.poll_interval = poll_interval
+        self.instance_id = uuid.uuid4()
+        self.holds = Holds()
+        self.dispatchers: list[Dispatcher] = []
+        self.listener: Listener | None = None
+        self._settings = SessionSettings(dsn, application_name, pooler)
+        self._executor = executor
+        self._threads: DaemonThreads | None = None
+        self._with_maintenance = maintenance
+        self._with_listener = listen and not pooler
+        self._prefetch = prefetch
+        self._outage = Outage()
+        self._statements = Statements(schema)
+        self._warned: set[str] = set()
+        self._is_started = False
+        self._is_running = False
+        self._is_clean = True
+        self._maintenance: Maintenance | None = None
+        self.stopping = asyncio.Event()
+        self.hurry = asyncio.Event()
+        self._claims = AsyncSession(self._settings, "claim")
+        self._finishes = AsyncSession(self._settings, "finish")
+        self.finisher = Finisher(
+            self._finishes, self._statements, self.holds, self.instance_id, self._outage
+        )
+        self.heartbeat = Heartbeat(
+            self._settings,
+            schema,
+            self.instance_id,
+            self._info(),
+            self.holds,
+            self._outage,
+            closed=self._closed_elsewhere,
+            drain=self._drain,
+        )
+        self._own_transaction = frozenset(t.kind for t in self.handlers if t.completes_itself)
+        own = sorted(self._own_transaction)
+        self._claim_opts = {
+            wake: dump_json(
+                ({"separate": own} if own else {}) | ({"wake_others": True} if wake else {}),
+                "opts",
+            )
+            for wake in (False, True)
+        }
+
+    # Life cycle
+
+    async def __aenter__(self) -> Self:
+        if self._is_started:
+            raise RuntimeError("a worker runs once: make a new one")
+        self._is_started = True
+        self.loop = asyncio.get_running_loop()
+        try:
+            if not await self._register():
+                return self
+        except BaseException:
+            await self._claims.close()
+            raise
+        self._is_running = True
+        self.finisher.start()
+        self.heartbeat.start()
+        if self._with_listener:
+            self.listener = Listener(
+                self._settings, self._outage, heard=self._heard, connected=self._ring_all
+            )
+            self.listener.start()
+        if self._with_maintenance:
+            self._maintenance = Maintenance(self._settings, self.schema, self._outage)
+            self._maintenance.start()
+        executor = self._executor
+        if executor is None:
+            self._threads = executor = DaemonThreads(sum(self.queues.values()))
+        tasks = {task.kind: task for task in self.handlers}
+        for queue, concurrency in self.queues.items():
+            dispatcher = Dispatcher(self, queue, concurrency, self._prefetch, BATCH)
+            self.dispatchers.append(dispatcher)
+            dispatcher.start(tasks, executor)
+        what = ", ".join(f"{queue}={n}" for queue, n in self.queues.items())
+        logger.info("worker %s started: %s", self.instance_id, what)
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        self.stop()
+        if self._is_running:
+            self._is_running = False
+            self._is_clean = await shut_down(self)
+            self.heartbeat.stop()
+            if self._maintenance is not None:
+                await self._maintenance.close()
+            if self.listener is not None:
+                await self.listener.close()
+            if self._threads is not None:
+                self._threads.shutdown(wait=False)
+            await self._finishes.close()
+            await asyncio.to_thread(self.heartbeat.join, 1.0 if self._is_clean else 0.1)
+            logger.info("worker stopped%s", "" if self._is_clean else ", some jobs were cut short")
+        await self._claims.close()
+
+    async def run(self) -> int:
+        """Work until a signal or stop(); 0 after a clean stop, 1 when handlers were cut short."""
+        with signals(self):
+            async with self:
+                await self.stopping.wait()
+        return CLEAN if self._is_clean else FORCED
+
+    def stop(self, *, grace: float | None = None) -> None:
+        """Claim nothing more and end when the running handlers have; grace=0 does not wait."""
+        self.stopping.set()
+        if grace == 0:
+            self.hurry.set()
+        elif grace is not None:
+            self.grace = grace
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the worker claims and the database answers."""
+        return (
+            self._is_running
+            and not self.stopping.is_set()
+            and self._claims.is_connected
+            and self.heartbeat.age < NOT_READY_AFTER_SECONDS
+        )
+
+    @property
+    def running(self) -> int:
+        """How many handlers run."""
+        return sum(dispatcher.running for dispatcher in self.dispatchers)
+
+    async def _register(self) -> bool:
+        """Wait for the database and make this process known; false when stopped before."""
+        backoff = Backoff()
+        version = _calls.schema_version(schema=self.schema)
+        register = _calls.register_instance(self.instance_id, info=self._info(), schema=self.schema)
+        while not self.stopping.is_set():
+            try:
+                with translated():
+                    ((installed,),) = await self._claims.fetch(version.sql, version.params)
+                    if installed < SCHEMA_VERSION:
+                        raise VersionMismatch(
+                            f'schema "{self.schema}" has version {installed}, this client needs '
+                            f"{SCHEMA_VERSION}",
+                            hint="Run the update: awa upgrade, or ALTER EXTENSION awa UPDATE.",
+                        )
+                    await self._claims.fetch(register.sql, register.params)
+                return True
+            except (psycopg.errors.UndefinedFunction, psycopg.errors.InvalidSchemaName) as error:
+                raise VersionMismatch(
+                    f'there is no awa in schema "{self.schema}" of this database',
+                    hint="Install it: awa install, or CREATE EXTENSION awa.",
+                ) from error
+            except Exception as error:
+                if not is_transient(error):
+                    raise
+                self._outage.report("connecting", error)
+            await self.pause(backoff.next())
+        return False
+
+    def _info(self) -> dict[str, Json]:
+        return {
+            "hostname": platform.node(),
+            "pid": os.getpid(),
+            "version": __version__,
+            "client": "python",
+            "queues": self.queues,
+            "kinds": sorted(task.kind for task in self.handlers),
+        }
+
+    # For the dispatchers and jobs
+
+    async def claim(self, queue: str, most: int, wake_others: bool) -> list[Row]:
+        """Rows of one claim."""
+        return await self._claims.fetch(
+            self._statements.claim,
+            (queue, most, self.instance_id, self._claim_opts[wake_others]),
+            binary=True,
+        )
+
+    async def claim_status(self, queue: str) -> tuple[str, str | None, int]:
+        """Why there was nothing to claim, with the wake-up armed."""
+        (row,) = await self._claims.fetch(self._statements.claim_status, (queue, True))
+        return row[0], row[1], row[2]
+
+    def completes_itself(self, kind: str) -> bool:
+        """Whether jobs of a kind are completed in the handler's own transaction."""
+        return kind in self._own_transaction
+
+    async def send_progress(self, job: Job, value: Json) -> bool:
+        """Store a job's progress."""
+        call = _calls.set_progress(*job.token, value, schema=self.schema)
+        backoff = Backoff()
+        for remaining in reversed(range(PROGRESS_TRIES)):
+            try:
+                with translated():
+                    ((is_current,),) = await self._finishes.fetch(call.sql, call.params)
+                break
+            except Exception as error:
+                if not remaining or not is_transient(error):
+                    raise
+                self._outage.report("setting progress", error)
+            await asyncio.sleep(backoff.next())
+        if is_current:
+            job._progress = value
+        elif not job._cancelled:
+            job.lease_lost = True
+        return bool(is_current)
+
+    async def pause(self, seconds: float) -> None:
+        """Sleep, but not longer than until the worker is stopped."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.stopping.wait()
+
+    def trouble(self, what: str, error: BaseException) -> None:
+        """Log an error after which the worker goes on."""
+        if isinstance(error, psycopg.Error | OSError):
+            self._outage.report(what, error)
+        else:
+            logger.error("%s failed", what, exc_info=error)
+
+    def warn_once(self, message: str) -> None:
+        """Log a warning that would come with every job."""
+        if message not in self._warned:
+            self._warned.add(message)
+            logger.warning("%s", message)
+
+    # From the listener
+
+    def _heard(self, channel: str, payload: str) -> None:
+        if payload == "cancel":
+            self.heartbeat.now()
+            return
+        for dispatcher in self.dispatchers:
+            if dispatcher.channel == channel:
+                dispatcher.ring()
+
+    def _ring_all(self) -> None:
+        for dispatcher in self.dispatchers:
+            dispatcher.ring()
+
+    # From the heartbeat's thread
+
+    def _closed_elsewhere(self, job: Job) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed, nothing runs any more
+            self.loop.call_soon_threadsafe(job._dispatcher.closed_elsewhere, job)
+
+    def _drain(self) -> None:
+        with contextlib.suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(self.stop)
+
+
+class WorkerOptions(TypedDict, total=False):
+    """Options of Worker."""
+
+    queues: Queues
+    schema: str
+    grace: float | None
+    executor: Executor | None
+    middleware: Sequence[Middleware]
+    maintenance: bool
+    listen: bool
+    pooler: bool
+    poll_interval: float
+    prefetch: int | None
+    application_name: str
+
+
+def run(
+    handlers: Handlers | Mapping[str, Callable[..., Any]],
+    *,
+    dsn: str,
+    **options: Unpack[WorkerOptions],
+) -> int:
+    """Work until SIGTERM or SIGINT; 0 after a clean stop, 1 when handlers were cut short."""
+    return asyncio.run(Worker(dsn, handlers, **options).run())
+
+
+def _queues(queues: Queues, handlers: Handlers) -> dict[str, int]:
+    if isinstance(queues, int):
+        queues = dict.fromkeys(handlers.queues, queues)
+    elif not isinstance(queues, Mapping):
+        if isinstance(queues, str):
+            raise TypeError(f"queues takes a mapping or a list, not the string {queues!r}")
+        queues = dict.fromkeys(queues, DEFAULT_CONCURRENCY)
+    for queue, concurrency in queues.items():
+        if isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 1:
+            raise ValueError(f'queue "{queue}" needs at least one slot, not {concurrency!r}')
+    if not queues:
+        raise ValueError("a worker needs at least one queue")
+    return dict(queues)

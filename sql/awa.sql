@@ -1,0 +1,2 @@
+\ir state.sql
+\ir code.sql

@@ -1,0 +1,50 @@
+-- Wake-ups. A flag says until when some worker of its queues sleeps; producers notify only while that lies ahead.
+-- Flags are UNLOGGED sequences used as shared memory. Only workers that go to sleep write one; it expires by itself.
+
+CREATE OR REPLACE FUNCTION @extschema@._doorbell(p_queue text)
+RETURNS regclass
+LANGUAGE sql STABLE PARALLEL SAFE STRICT
+RETURN ('@extschema@.doorbell_' || (hashtext(p_queue) & 63))::regclass;
+COMMENT ON FUNCTION @extschema@._doorbell(text) IS 'Internal: flag of a queue, one of 64.';
+
+CREATE OR REPLACE FUNCTION @extschema@._channel(p_queue text)
+RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE STRICT
+RETURN 'awa_' || left(md5('@extschema@/' || p_queue), 24);
+COMMENT ON FUNCTION @extschema@._channel(text) IS 'Internal: notification channel of a queue: short, whatever the name.';
+
+-- Called after the lane position was taken: a sleeper arms first and looks at positions second, so one sees the other.
+CREATE OR REPLACE FUNCTION @extschema@._ring_doorbell(p_queue text)
+RETURNS boolean
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+BEGIN
+    IF coalesce(pg_sequence_last_value(@extschema@._doorbell(p_queue)), 9223372036854775807)
+           < extract(epoch FROM clock_timestamp()) * 1000
+       OR current_setting('awa.notify', true) IN ('off', 'false', '0', 'no')
+       OR NOT (@extschema@._queue_options(p_queue)).notify THEN
+        RETURN false;
+    END IF;
+    PERFORM pg_notify(@extschema@._channel(p_queue), '');
+    RETURN true;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._ring_doorbell(text) IS 'Internal: notifies the workers of a queue if one of them sleeps; off by awa.notify or the queue.';
+
+CREATE OR REPLACE FUNCTION @extschema@._arm_doorbell(p_queue text, p_until timestamptz)
+RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_flag regclass := @extschema@._doorbell(p_queue);
+    v_until bigint := ceil(extract(epoch FROM p_until) * 1000);
+BEGIN
+    -- Never shorten another sleeper's flag; one that was never called is armed for ever, until a first sleeper sets a time.
+    IF coalesce(pg_sequence_last_value(v_flag), 0) < v_until THEN
+        PERFORM setval(v_flag, v_until);
+    END IF;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._arm_doorbell(text, timestamptz) IS 'Internal: asks producers to notify until the given time.';

@@ -1,0 +1,90 @@
+-- Worker processes and their heartbeats: one row per process, one UPDATE per heartbeat interval.
+
+CREATE OR REPLACE FUNCTION @extschema@._register_instance(p_instance uuid, p_info jsonb, p_now timestamptz)
+RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+BEGIN
+    INSERT INTO @extschema@.runtime_instances AS i (instance_id, info, started_at) VALUES (p_instance, p_info, p_now)
+    ON CONFLICT (instance_id) DO UPDATE SET info = excluded.info WHERE i.info IS DISTINCT FROM excluded.info;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._register_instance(uuid, jsonb, timestamptz) IS 'Internal: makes an instance known, or replaces its description.';
+
+-- A claim makes its owner known, so that rescue finds every owner in one small table.
+CREATE OR REPLACE FUNCTION @extschema@._note_owner(p_instance uuid, p_now timestamptz)
+RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+AS $function$
+BEGIN
+    IF NOT EXISTS (SELECT FROM @extschema@.runtime_instances i WHERE i.instance_id = p_instance) THEN
+        INSERT INTO @extschema@.runtime_instances (instance_id, info, started_at) VALUES (p_instance, '{}', p_now)
+        ON CONFLICT (instance_id) DO NOTHING;
+    END IF;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._note_owner(uuid, timestamptz) IS 'Internal: makes sure that the owner of a claim has a row.';
+
+CREATE OR REPLACE FUNCTION @extschema@._record_heartbeat(p_instance uuid, p_held int8multirange, p_now timestamptz)
+RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_interval interval := make_interval(secs => @extschema@._setting('heartbeat_seconds')::double precision);
+BEGIN
+    -- Callers beat often to hear of cancellations; the row changes once an interval, or at once to end a suspicion.
+    UPDATE @extschema@.runtime_instances i
+    SET heartbeat_before_at = i.heartbeat_at, held_before = i.held, heartbeat_at = p_now, held = p_held, suspect_at = NULL
+    WHERE i.instance_id = p_instance
+      AND (i.heartbeat_at IS NULL OR i.suspect_at IS NOT NULL OR i.heartbeat_at <= p_now - v_interval);
+    IF NOT FOUND THEN
+        INSERT INTO @extschema@.runtime_instances (instance_id, info, started_at, heartbeat_at, held)
+        VALUES (p_instance, '{}', p_now, p_now, p_held)
+        ON CONFLICT (instance_id) DO NOTHING;
+    END IF;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._record_heartbeat(uuid, int8multirange, timestamptz) IS
+    'Internal: stores a heartbeat and what the instance holds (NULL: all).';
+
+-- Marks silent instances suspect and returns the ones that stayed silent one further interval.
+CREATE OR REPLACE FUNCTION @extschema@._dead_instances(p_now timestamptz)
+RETURNS uuid[]
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_stale interval := make_interval(secs => @extschema@._setting('staleness_seconds')::double precision);
+    v_beat interval := make_interval(secs => @extschema@._setting('heartbeat_seconds')::double precision);
+BEGIN
+    UPDATE @extschema@.runtime_instances i SET suspect_at = p_now
+    WHERE i.instance_id IN (SELECT x.instance_id FROM @extschema@.runtime_instances x
+                            WHERE x.heartbeat_at < p_now - v_stale AND x.suspect_at IS NULL FOR UPDATE SKIP LOCKED);
+    RETURN coalesce((SELECT array_agg(i.instance_id) FROM @extschema@.runtime_instances i
+                     WHERE i.suspect_at <= p_now - v_beat AND i.heartbeat_at < p_now - v_stale), '{}');
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._dead_instances(timestamptz) IS 'Internal: two-step death: silent makes suspect, silent one interval longer makes dead.';
+
+CREATE OR REPLACE FUNCTION @extschema@._delete_instances(p_instances uuid[], p_before timestamptz)
+RETURNS bigint
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_deleted bigint;
+BEGIN
+    DELETE FROM @extschema@.runtime_instances i
+    WHERE i.instance_id IN (SELECT x.instance_id FROM @extschema@.runtime_instances x
+                            WHERE x.instance_id = ANY (p_instances)
+                              AND coalesce(x.heartbeat_at, x.started_at) < p_before FOR UPDATE SKIP LOCKED);
+    GET DIAGNOSTICS v_deleted = ROW_COUNT;
+    RETURN v_deleted;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._delete_instances(uuid[], timestamptz) IS 'Internal: forgets instances that were silent since before a time.';

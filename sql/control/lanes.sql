@@ -1,0 +1,126 @@
+-- Lanes: (queue, priority, shard), each with a sequence of positions and an UNLOGGED hint.
+
+CREATE OR REPLACE FUNCTION @extschema@._find_lane(p_queue text, p_priority integer, p_shard integer)
+RETURNS @extschema@.queue_lanes
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+AS $function$
+DECLARE
+    v_lane @extschema@.queue_lanes;
+BEGIN
+    SELECT l.* INTO v_lane FROM @extschema@.queue_lanes l
+    WHERE l.queue = p_queue AND l.priority = p_priority AND l.shard = p_shard
+    ORDER BY l.lane_id LIMIT 1;
+    RETURN v_lane;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._find_lane(text, integer, integer) IS 'Internal: the lane of a queue, priority and shard; a NULL lane_id when there is none.';
+
+-- Nobody waits: where a creation of the same lane is in flight the answer is NULL, unless p_sibling asks for a second lane.
+CREATE OR REPLACE FUNCTION @extschema@._create_lane(p_queue text, p_priority integer, p_shard integer, p_sibling boolean)
+RETURNS @extschema@.queue_lanes
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_lane @extschema@.queue_lanes;
+    v_id integer;
+BEGIN
+    -- An older snapshot may miss a lane that exists; it must not make a second one for every such transaction.
+    IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
+        RETURN NULL;
+    END IF;
+    IF NOT pg_try_advisory_xact_lock(@extschema@._lock_key('new_lane',
+            hashtextextended(p_queue, p_priority * 64 + p_shard))) AND NOT p_sibling THEN
+        RETURN NULL;
+    END IF;
+    v_lane := @extschema@._find_lane(p_queue, p_priority, p_shard);
+    IF v_lane.lane_id IS NOT NULL THEN
+        RETURN v_lane;
+    END IF;
+    v_id := nextval('@extschema@.lane_ids');
+    EXECUTE format('CREATE SEQUENCE @extschema@.lane_%s MINVALUE %s MAXVALUE %s CACHE 1 NO CYCLE',
+        v_id, @extschema@._lane_base(v_id) + 1, @extschema@._lane_base(v_id + 1) - 1);
+    EXECUTE format('CREATE UNLOGGED SEQUENCE @extschema@.lane_%s_hint MINVALUE 0 START 0', v_id);
+    -- Ties the sequences to the extension's table, so that DROP EXTENSION takes them along.
+    EXECUTE format('ALTER SEQUENCE @extschema@.lane_%s OWNED BY @extschema@.queue_lanes.lane_id', v_id);
+    EXECUTE format('ALTER SEQUENCE @extschema@.lane_%s_hint OWNED BY @extschema@.queue_lanes.lane_id', v_id);
+    INSERT INTO @extschema@.queue_lanes AS l (lane_id, queue, priority, shard, position_seq, hint_seq, created_at)
+    VALUES (v_id, p_queue, p_priority, p_shard, format('@extschema@.lane_%s', v_id)::regclass,
+            format('@extschema@.lane_%s_hint', v_id)::regclass, clock_timestamp())
+    RETURNING l.* INTO v_lane;
+    RETURN v_lane;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._create_lane(text, integer, integer, boolean) IS
+    'Internal: finds or makes a lane; NULL where another transaction is making it and no sibling is wanted.';
+
+CREATE OR REPLACE FUNCTION @extschema@._create_lanes(p_queue text, p_all_priorities boolean)
+RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_shards integer := (@extschema@._queue_options(p_queue)).enqueue_shards;
+BEGIN
+    FOR v_priority IN 1 .. 4 LOOP
+        CONTINUE WHEN v_priority <> 2 AND NOT p_all_priorities;
+        FOR v_shard IN 0 .. v_shards - 1 LOOP
+            PERFORM @extschema@._create_lane(p_queue, v_priority, v_shard, false);
+        END LOOP;
+    END LOOP;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._create_lanes(text, boolean) IS 'Internal: makes the lanes of a queue, of priority 2 or of all, ahead of use.';
+
+-- Hash of an ordering key: start 14695981039346656037, then for each byte h * 1099511628211 + byte, modulo 2^64.
+CREATE OR REPLACE FUNCTION @extschema@._ordering_hash(p_key text)
+RETURNS numeric
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE STRICT
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_bytes bytea := convert_to(p_key, 'UTF8');
+    v_hash numeric := 14695981039346656037;
+BEGIN
+    FOR i IN 0 .. length(v_bytes) - 1 LOOP
+        v_hash := mod(v_hash * 1099511628211 + get_byte(v_bytes, i), 18446744073709551616);
+    END LOOP;
+    RETURN v_hash;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._ordering_hash(text) IS 'Internal: published 64-bit hash of an ordering key.';
+
+CREATE OR REPLACE FUNCTION @extschema@._pick_shard(p_shards integer, p_ordering_key text)
+RETURNS integer
+LANGUAGE plpgsql VOLATILE PARALLEL SAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+BEGIN
+    IF p_shards = 1 THEN
+        RETURN 0;
+    ELSIF p_ordering_key IS NULL THEN
+        RETURN floor(random() * p_shards);
+    END IF;
+    RETURN mod(@extschema@._ordering_hash(p_ordering_key), p_shards);
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._pick_shard(integer, text) IS 'Internal: shard by ordering key, or any.';
+
+-- Last position that a lane has given out, whatever the snapshot; takes no lock that the claim's proof would meet.
+CREATE OR REPLACE FUNCTION @extschema@._lane_tail(p_lane integer)
+RETURNS bigint
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_tail bigint;
+BEGIN
+    EXECUTE format('SELECT CASE WHEN s.is_called THEN s.last_value ELSE s.last_value - 1 END FROM @extschema@.lane_%s s', p_lane)
+        INTO v_tail;
+    RETURN v_tail;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._lane_tail(integer) IS 'Internal: last position that a lane gave out.';

@@ -1,0 +1,55 @@
+-- Moves due jobs into the ready ring, oldest first. Rows that others change are skipped; they are theirs.
+CREATE OR REPLACE FUNCTION @extschema@._promote_due(p_limit integer, p_now timestamptz)
+RETURNS bigint
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+AS $function$
+DECLARE
+    v_ids bigint[];
+BEGIN
+    v_ids := ARRAY(SELECT d.job_id FROM @extschema@.deferred_jobs d WHERE d.run_at <= p_now
+                   ORDER BY d.run_at, d.job_id LIMIT p_limit FOR UPDATE SKIP LOCKED);
+    IF cardinality(v_ids) = 0 THEN
+        RETURN 0;
+    END IF;
+    RETURN @extschema@._promote(v_ids, p_now);
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._promote_due(integer, timestamptz) IS 'Internal: makes up to so many due jobs available.';
+
+-- A job that cannot be promoted ends failed with the reason, and the others go on: the batch is halved until it stands alone.
+CREATE OR REPLACE FUNCTION @extschema@._promote(p_ids bigint[], p_now timestamptz)
+RETURNS bigint
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+AS $function$
+DECLARE
+    v_jobs @extschema@._job[];
+    v_message text;
+    v_half integer := cardinality(p_ids) / 2;
+    v_moved bigint;
+BEGIN
+    BEGIN
+        SELECT array_agg(ROW(d.job_id, d.queue, d.priority, d.shard, d.run_at, d.attempt, d.run_lease, d.kind, d.args, d.ext)::@extschema@._job
+                         ORDER BY d.run_at, d.job_id)
+        INTO v_jobs FROM @extschema@.deferred_jobs d WHERE d.job_id = ANY (p_ids);
+        -- Those of a strict_fifo lane that a producer holds stay for the next round.
+        DELETE FROM @extschema@.deferred_jobs d WHERE d.job_id IN (SELECT a.job_id FROM @extschema@._append_ready(v_jobs, true) a);
+        GET DIAGNOSTICS v_moved = ROW_COUNT;
+        RETURN v_moved;
+    EXCEPTION WHEN data_exception OR integrity_constraint_violation OR program_limit_exceeded THEN
+        GET STACKED DIAGNOSTICS v_message = MESSAGE_TEXT;
+    END;
+    IF v_half > 0 THEN
+        RETURN @extschema@._promote(p_ids[:v_half], p_now) + @extschema@._promote(p_ids[v_half + 1:], p_now);
+    END IF;
+    PERFORM @extschema@._append_done(@extschema@._take_deferred(p_ids[1]), 'failed', NULL, NULL, NULL, p_now,
+                                     'promotion failed: ' || v_message, NULL);
+    RETURN 0;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._promote(bigint[], timestamptz) IS 'Internal: moves locked deferred jobs to their lanes; one that cannot go ends failed.';

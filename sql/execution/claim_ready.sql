@@ -1,0 +1,437 @@
+-- Claim: one short transaction under the lane lock. Nothing is updated: one emission row moves the cursor, one batch row
+-- per ready slot, deadline and separate job is the receipt. Lock order: lane, mutation, position (all by try).
+
+-- Waiting rows of one leaf among the wanted positions, lowest first. Only nested loops over the position index can answer this,
+-- so the plan is the same on an empty, a truncated and a full leaf.
+CREATE OR REPLACE FUNCTION @extschema@._see_leaf(p_slot integer, p_wanted int8multirange, p_limit integer,
+    OUT positions bigint[], OUT sizes integer[], OUT is_plain boolean)
+RETURNS record
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET enable_sort = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
+SET jit = off
+AS $function$
+BEGIN
+    EXECUTE format($query$
+        SELECT array_agg(r."position"), array_agg(r.bytes), bool_and(r.is_plain)
+        FROM (SELECT x.* FROM unnest($1) g, LATERAL (
+                  SELECT e."position", pg_column_size(e.args) AS bytes, e.job_id IS NULL AND e.ext IS NULL AS is_plain
+                  FROM @extschema@.ready_entries_%1$s e
+                  WHERE e."position" >= lower(g) AND e."position" < upper(g)
+                    AND NOT EXISTS (SELECT FROM @extschema@.ready_tombstones_%1$s t WHERE t."position" = e."position")
+                  ORDER BY e."position" LIMIT $2) x
+              LIMIT $2) r
+        $query$, p_slot) INTO positions, sizes, is_plain USING p_wanted, p_limit;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._see_leaf(integer, int8multirange, integer) IS 'Internal: candidates of a claim in one leaf.';
+
+-- What a claim looks at: positions behind the cursor (gaps and held) in every leaf, then those beyond it from the oldest leaf
+-- that can matter.
+CREATE OR REPLACE FUNCTION @extschema@._leaves_to_see(p_emission @extschema@.queue_claim_heads, p_ring bigint, p_limit integer)
+RETURNS TABLE (slot integer, generation bigint, is_beyond boolean, wanted int8multirange, max_rows integer)
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_behind int8multirange := p_emission.gaps_old + p_emission.gaps_new + p_emission.held;
+    v_beyond int8multirange := int8multirange(int8range(p_emission.cursor, @extschema@._lane_base(p_emission.lane_id + 1), '()'));
+BEGIN
+    IF NOT isempty(v_behind) THEN
+        RETURN QUERY SELECT s, NULL::bigint, false, v_behind, p_limit + @extschema@._cardinality(p_emission.held)::integer
+        FROM generate_series(0, @extschema@._slot_count('queue') - 1) s WHERE @extschema@._leaf_in_use('ready_entries', s);
+    END IF;
+    IF p_emission.low >= p_ring / 64 THEN
+        RETURN QUERY SELECT (p_ring % 64)::integer, p_ring / 64, true, v_beyond, p_limit;
+    ELSE
+        RETURN QUERY SELECT s.slot, s.generation, true, v_beyond, p_limit
+        FROM @extschema@._ring_slots('queue') s WHERE s.generation >= p_emission.low ORDER BY s.generation;
+    END IF;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._leaves_to_see(@extschema@.queue_claim_heads, bigint, integer) IS 'Internal: the reads of a claim, in order.';
+
+CREATE OR REPLACE FUNCTION @extschema@._see_rows(p_emission @extschema@.queue_claim_heads, p_ring bigint, p_limit integer)
+RETURNS @extschema@._seen_rows
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_seen @extschema@._seen_rows := ROW('{}', '{}', '{}', NULL, false, false, p_emission.low, true);
+    v_reads integer := 0;
+    v_at_low boolean := true;
+    v_leaf record;
+    v_more record;
+BEGIN
+    FOR v_leaf IN SELECT l.* FROM @extschema@._leaves_to_see(p_emission, p_ring, p_limit) l LOOP
+        v_more := @extschema@._see_leaf(v_leaf.slot, v_leaf.wanted, v_leaf.max_rows);
+        -- pause point: leaf
+        IF v_more.positions IS NOT NULL THEN
+            v_reads := v_reads + 1;
+            v_seen.positions := v_seen.positions || v_more.positions;
+            v_seen.sizes := v_seen.sizes || v_more.sizes;
+            v_seen.leaves := v_seen.leaves || array_fill(v_leaf.slot, ARRAY[cardinality(v_more.positions)]);
+            v_seen.is_plain := v_seen.is_plain AND v_more.is_plain;
+            IF cardinality(v_more.positions) >= v_leaf.max_rows THEN
+                -- This leaf may have more: beyond its last row other leaves are ahead of it.
+                v_seen.frontier := least(v_seen.frontier, v_more.positions[v_leaf.max_rows]);
+                v_seen.scan_full := v_seen.scan_full OR v_leaf.is_beyond;
+                v_seen.probe_full := v_seen.probe_full OR NOT v_leaf.is_beyond;
+            END IF;
+        END IF;
+        IF v_leaf.is_beyond THEN
+            -- Never past the current or the previous generation; a row that still arrives in an older leaf is found as a gap.
+            v_at_low := v_at_low AND v_more.positions IS NULL AND v_leaf.generation < p_ring / 64 - 1;
+            IF v_at_low THEN
+                v_seen.low := v_leaf.generation + 1;
+            END IF;
+        END IF;
+    END LOOP;
+    IF v_reads > 1 THEN
+        SELECT coalesce(array_agg(d."position" ORDER BY d."position"), '{}'), coalesce(array_agg(d.leaf ORDER BY d."position"), '{}'),
+               coalesce(array_agg(d.bytes ORDER BY d."position"), '{}')
+        INTO v_seen.positions, v_seen.leaves, v_seen.sizes
+        FROM (SELECT DISTINCT ON (u."position") u.* FROM unnest(v_seen.positions, v_seen.leaves, v_seen.sizes) u ("position", leaf, bytes)
+              WHERE v_seen.frontier IS NULL OR u."position" <= v_seen.frontier ORDER BY u."position") d;
+    END IF;
+    RETURN v_seen;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._see_rows(@extschema@.queue_claim_heads, bigint, integer) IS 'Internal: candidates of a claim, in lane order.';
+
+-- No other transaction holds the sequence of the lane: every position seen so far is settled. Released only at the end of
+-- the top transaction, also after a savepoint rollback and after PREPARE TRANSACTION (then without pid).
+CREATE OR REPLACE FUNCTION @extschema@._lane_is_quiet(p_lane integer)
+RETURNS boolean
+LANGUAGE sql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+    SELECT NOT EXISTS (
+        SELECT FROM pg_locks k
+        WHERE k.locktype = 'relation' AND k.mode = 'RowExclusiveLock'
+          AND k.relation = ('@extschema@.lane_' || p_lane)::regclass
+          AND k.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+          AND k.pid IS DISTINCT FROM pg_backend_pid())
+$function$;
+COMMENT ON FUNCTION @extschema@._lane_is_quiet(integer) IS 'Internal: proof that no producer of the lane is in flight.';
+
+-- Candidates that no cancel or update holds, up to the limit: their lock is had, and no tombstone came before it.
+CREATE OR REPLACE FUNCTION @extschema@._take_unlocked(p_seen @extschema@._seen_rows, p_limit integer, OUT taken int8multirange, OUT dead int8multirange)
+RETURNS record
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+AS $function$
+DECLARE
+    v_is_dead boolean;
+    v_one int8multirange;
+    v_count integer := 0;
+BEGIN
+    taken := '{}';
+    dead := '{}';
+    FOR i IN 1 .. cardinality(p_seen.positions) LOOP
+        EXIT WHEN v_count >= p_limit;
+        CONTINUE WHEN NOT pg_try_advisory_xact_lock(@extschema@._lock_key('position', p_seen.positions[i]));
+        EXECUTE format('SELECT EXISTS (SELECT FROM @extschema@.ready_tombstones_%s t WHERE t."position" = $1)', p_seen.leaves[i])
+            INTO v_is_dead USING p_seen.positions[i];
+        v_one := int8multirange(int8range(p_seen.positions[i], p_seen.positions[i], '[]'));
+        IF v_is_dead THEN
+            dead := dead + v_one;
+        ELSE
+            taken := taken + v_one;
+            v_count := v_count + 1;
+        END IF;
+    END LOOP;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._take_unlocked(@extschema@._seen_rows, integer) IS
+    'Internal: takes candidates one by one while application transactions change jobs of the lane.';
+
+-- How many of the first p_limit candidates fit into claim_max_bytes; at least one.
+CREATE OR REPLACE FUNCTION @extschema@._fitting(p_sizes integer[], p_limit integer)
+RETURNS integer
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_total bigint;
+    v_max bigint;
+BEGIN
+    SELECT sum(s) INTO v_total FROM unnest(p_sizes) s;
+    -- The setting cannot be smaller, so most claims need not read it.
+    IF coalesce(v_total, 0) <= 1048576 THEN
+        RETURN p_limit;
+    END IF;
+    v_max := @extschema@._setting('claim_max_bytes');
+    RETURN least(p_limit, greatest(1, (SELECT count(*) FROM (SELECT sum(s.bytes) OVER (ORDER BY s.o) AS running
+        FROM unnest(p_sizes) WITH ORDINALITY s (bytes, o)) c WHERE c.running <= v_max)));
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._fitting(integer[], integer) IS 'Internal: size of a claim bounded by claim_max_bytes.';
+
+-- The emission after this claim. Behind its cursor a position is emitted, dead, held (seen, not taken) or a gap (never seen).
+CREATE OR REPLACE FUNCTION @extschema@._next_emission(p_emission @extschema@.queue_claim_heads, p_seen @extschema@._seen_rows,
+    p_taken int8multirange, p_dead int8multirange, p_tail bigint, p_snapshot pg_snapshot, p_quiet boolean)
+RETURNS @extschema@.queue_claim_heads
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_next @extschema@.queue_claim_heads := p_emission;
+    v_seen int8multirange := @extschema@._to_set(p_seen.positions);
+BEGIN
+    v_next.low := p_seen.low;
+    IF NOT isempty(p_taken) THEN
+        v_next.cursor := greatest(p_emission.cursor, upper(p_taken) - 1);
+    ELSIF p_seen.scan_full OR p_seen.probe_full THEN
+        v_next.cursor := greatest(p_emission.cursor, upper(v_seen) - 1);
+    ELSE
+        v_next.cursor := greatest(p_emission.cursor, p_tail);
+    END IF;
+    v_seen := v_seen * int8multirange(int8range(NULL, v_next.cursor, '(]'));
+    v_next.held := v_seen - p_taken - p_dead;
+    v_next.gaps_old := p_emission.gaps_old - v_seen;
+    v_next.gaps_new := p_emission.gaps_new - v_seen;
+    IF p_seen.probe_full THEN
+        -- Not everything was looked at, so nothing is dropped.
+        v_next.held := v_next.held + (p_emission.held - p_taken - p_dead);
+    ELSIF p_quiet THEN
+        v_next.gaps_old := '{}';
+        v_next.gaps_new := '{}';
+    ELSIF coalesce(p_emission.horizon <= pg_snapshot_xmin(p_snapshot), false) THEN
+        -- Every owner of gaps_old had an id below the horizon and has ended: what was not seen was rolled back.
+        v_next.gaps_old := v_next.gaps_new;
+        v_next.gaps_new := '{}';
+        v_next.horizon := NULL;
+    END IF;
+    v_next.gaps_new := v_next.gaps_new + (int8multirange(int8range(p_emission.cursor, v_next.cursor, '(]')) - v_seen);
+    IF isempty(v_next.gaps_old) OR v_next.horizon IS NULL THEN
+        v_next.gaps_old := v_next.gaps_old + v_next.gaps_new;
+        v_next.gaps_new := '{}';
+        v_next.horizon := NULL;
+    END IF;
+    -- An id assigned now lies above those of all owners of positions seen before; one assigned earlier proves nothing.
+    IF v_next.horizon IS NULL AND NOT isempty(v_next.gaps_old) AND pg_current_xact_id_if_assigned() IS NULL THEN
+        v_next.horizon := pg_current_xact_id();
+    END IF;
+    RETURN v_next;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._next_emission(@extschema@.queue_claim_heads, @extschema@._seen_rows, int8multirange, int8multirange, bigint, pg_snapshot, boolean) IS
+    'Internal: cursor, gaps, held and horizon after a claim.';
+
+CREATE OR REPLACE FUNCTION @extschema@._claim_lane(p_lane integer, p_queue text, p_priority integer, p_tail bigint, p_limit integer,
+    p_owner uuid, p_deadline_seconds numeric, p_separate text[], p_fresh boolean, p_now timestamptz)
+RETURNS SETOF @extschema@.claimed_job
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_ring bigint;
+    v_alone boolean;
+    v_emission @extschema@.queue_claim_heads;
+    v_next @extschema@.queue_claim_heads;
+    v_snapshot pg_snapshot;
+    v_gaps int8multirange;
+    v_seen @extschema@._seen_rows;
+    v_limit integer;
+    v_taken int8multirange := '{}'::int8multirange;
+    v_dead int8multirange := '{}'::int8multirange;
+    v_leaf integer;
+    v_quiet boolean := false;
+BEGIN
+    IF NOT pg_try_advisory_xact_lock(@extschema@._lock_key('lane', p_lane)) THEN
+        RETURN;
+    END IF;
+    v_alone := pg_try_advisory_xact_lock(@extschema@._lock_key('mutation', p_lane));
+    v_ring := @extschema@._ring_cursor('queue');
+    v_emission := @extschema@._newest_emission(p_lane);
+    v_gaps := v_emission.gaps_old + v_emission.gaps_new;
+    IF p_tail <= v_emission.cursor AND isempty(v_gaps) AND isempty(v_emission.held) THEN
+        IF p_fresh THEN
+            -- Without an id at entry, what was read is committed: the hint cannot lead the ledger.
+            PERFORM setval(('@extschema@.lane_' || p_lane || '_hint')::regclass, v_emission.cursor);
+        END IF;
+        RETURN;
+    END IF;
+    v_snapshot := pg_current_snapshot();
+    -- The proof by locks costs more than the horizon, so it is for many gaps, or for a lane that is otherwise idle.
+    IF NOT isempty(v_gaps) AND NOT coalesce(v_emission.horizon <= pg_snapshot_xmin(v_snapshot), false)
+       AND (p_tail <= v_emission.cursor OR (SELECT count(*) FROM unnest(v_gaps)) > 16) THEN
+        v_quiet := @extschema@._lane_is_quiet(p_lane);
+    END IF;
+    -- pause point: probe
+    v_seen := @extschema@._see_rows(v_emission, v_ring, p_limit);
+    v_limit := @extschema@._fitting(v_seen.sizes, p_limit);
+    IF v_alone THEN
+        v_taken := @extschema@._to_set(v_seen.positions[:v_limit]);
+    ELSE
+        SELECT t.taken, t.dead INTO v_taken, v_dead FROM @extschema@._take_unlocked(v_seen, v_limit) t;
+    END IF;
+    -- pause point: write
+    v_next := @extschema@._next_emission(v_emission, v_seen, v_taken, v_dead, p_tail, v_snapshot, v_quiet);
+    IF v_next IS NOT DISTINCT FROM v_emission THEN
+        RETURN;
+    END IF;
+    v_next.claim_no := v_emission.claim_no + 1;
+    PERFORM @extschema@._append_emission((v_ring % 64)::integer, v_next);
+    IF isempty(v_taken) THEN
+        RETURN;
+    END IF;
+    FOR v_leaf IN SELECT DISTINCT l FROM unnest(v_seen.leaves) l LOOP
+        RETURN QUERY SELECT c.* FROM @extschema@._issue_receipts(v_leaf, p_queue, p_priority,
+            ARRAY(SELECT u."position" FROM unnest(v_seen.positions, v_seen.leaves) u ("position", leaf)
+                  WHERE u.leaf = v_leaf AND v_taken @> u."position"),
+            v_seen.is_plain, p_owner, p_deadline_seconds, p_separate, p_now) c;
+    END LOOP;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._claim_lane(integer, text, integer, bigint, integer, uuid, numeric, text[], boolean, timestamptz) IS
+    'Internal: claims up to so many jobs of one lane; nothing when another claim holds the lane.';
+
+-- Claimed positions of a leaf in groups that share a receipt: one per deadline, and one per job of the kinds in p_separate, so
+-- that jobs which complete in transactions of their own never wait for one another's batch lock.
+CREATE OR REPLACE FUNCTION @extschema@._receipt_groups(p_leaf integer, p_positions bigint[], p_is_plain boolean, p_deadline_seconds numeric,
+    p_separate text[])
+RETURNS TABLE (positions bigint[], seconds numeric, is_plain boolean)
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET jit = off
+AS $function$
+BEGIN
+    IF p_is_plain AND p_separate = '{}' THEN
+        RETURN QUERY SELECT p_positions, p_deadline_seconds, true WHERE p_positions <> '{}';
+        RETURN;
+    END IF;
+    RETURN QUERY EXECUTE format($query$
+        SELECT array_agg(g."position"), g.seconds, bool_and(g.is_plain)
+        FROM (SELECT r."position", r.job_id IS NULL AND r.ext IS NULL AS is_plain,
+                     coalesce((r.ext ->> 'deadline_seconds')::numeric, $2) AS seconds,
+                     CASE WHEN r.kind = ANY ($3) THEN r."position" END AS separate
+              FROM @extschema@.ready_entries_%s r WHERE r."position" = ANY ($1)) g
+        GROUP BY g.seconds, g.separate ORDER BY min(g."position")
+        $query$, p_leaf) USING p_positions, p_deadline_seconds, p_separate;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._receipt_groups(integer, bigint[], boolean, numeric, text[]) IS 'Internal: positions of a leaf that share a receipt.';
+
+CREATE OR REPLACE FUNCTION @extschema@._issue_receipts(p_leaf integer, p_queue text, p_priority integer, p_positions bigint[],
+    p_is_plain boolean, p_owner uuid, p_deadline_seconds numeric, p_separate text[], p_now timestamptz)
+RETURNS SETOF @extschema@.claimed_job
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET jit = off
+AS $function$
+DECLARE
+    v_slot integer := @extschema@._ring_cursor('claim') % 64;
+    v_group record;
+    v_batch bigint;
+    v_deadline timestamptz;
+    v_values text;
+BEGIN
+    FOR v_group IN SELECT g.* FROM @extschema@._receipt_groups(p_leaf, p_positions, p_is_plain, p_deadline_seconds, p_separate) g LOOP
+        v_batch := nextval('@extschema@.claim_batch_ids');
+        v_deadline := p_now + make_interval(secs => v_group.seconds::double precision);
+        INSERT INTO @extschema@.lease_claim_batches (batch_id, claimed_at, deadline_at, owner, slot, ready_slot, is_plain, positions)
+        VALUES (v_batch, p_now, v_deadline, p_owner, v_slot, p_leaf, v_group.is_plain, @extschema@._to_set(v_group.positions));
+        -- First attempts of jobs without options need no look into ext; planning that costs more than running it.
+        v_values := CASE WHEN v_group.is_plain THEN
+            $values$r."position", r.kind, $2, r.args, $3, 1, 25, r.run_at, r.run_at, NULL::text[], NULL::jsonb, NULL::jsonb, NULL::text,
+                $4, 1::bigint, $5, $6, r."position"$values$
+        ELSE
+            $values$coalesce(r.job_id, r."position"), r.kind, $2, r.args, $3, coalesce((r.ext ->> 'attempt')::integer, 0) + 1,
+                coalesce((r.ext ->> 'max_attempts')::integer, 25), r.run_at, coalesce((r.ext ->> 'created_at')::timestamptz, r.run_at),
+                CASE WHEN r.ext ? 'tags' THEN ARRAY(SELECT jsonb_array_elements_text(r.ext -> 'tags')) END,
+                r.ext -> 'metadata', r.ext -> 'progress', r.ext ->> 'trace', $4,
+                coalesce((r.ext ->> 'run_lease')::bigint, 0) + 1, $5, $6, r."position"$values$
+        END;
+        RETURN QUERY EXECUTE format('SELECT %s FROM @extschema@.ready_entries_%s r WHERE r."position" = ANY ($1)', v_values, p_leaf)
+            USING v_group.positions, p_queue, p_priority, v_deadline, v_slot, v_batch;
+    END LOOP;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._issue_receipts(integer, text, integer, bigint[], boolean, uuid, numeric, text[], timestamptz) IS
+    'Internal: writes the receipts of claimed positions of one leaf and returns the jobs.';
+
+CREATE OR REPLACE FUNCTION @extschema@._claim_ready(p_queue text, p_limit integer, p_owner uuid, p_deadline_seconds numeric,
+    p_separate text[], p_wake_others boolean)
+RETURNS SETOF @extschema@.claimed_job
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_fresh boolean := pg_current_xact_id_if_assigned() IS NULL;
+    v_now timestamptz := clock_timestamp();
+    v_meta @extschema@.queue_meta;
+    v_lane record;
+    v_rows bigint;
+    v_left integer := p_limit;
+BEGIN
+    PERFORM @extschema@._require_read_committed();
+    v_meta := @extschema@._queue_options(p_queue);
+    IF v_meta.paused_at IS NOT NULL THEN
+        RETURN;
+    END IF;
+    -- A client that vanishes inside this transaction must not hold the lane for long.
+    PERFORM set_config('idle_in_transaction_session_timeout', '10s', true);
+    FOR v_lane IN SELECT l.* FROM @extschema@._choose_lanes(p_queue, v_meta.aging_seconds, v_now) l LOOP
+        RETURN QUERY SELECT c.* FROM @extschema@._claim_lane(v_lane.lane_id, p_queue, v_lane.priority, v_lane.tail, v_left, p_owner,
+            coalesce(p_deadline_seconds, v_meta.deadline_seconds), p_separate, v_fresh, v_now) c;
+        GET DIAGNOSTICS v_rows = ROW_COUNT;
+        v_left := v_left - v_rows;
+        EXIT WHEN v_left <= 0;
+    END LOOP;
+    IF v_left < p_limit THEN
+        PERFORM @extschema@._note_owner(p_owner, v_now);
+        IF v_left <= 0 AND p_wake_others THEN
+            PERFORM @extschema@._ring_doorbell(p_queue);
+        END IF;
+    END IF;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._claim_ready(text, integer, uuid, numeric, text[], boolean) IS 'Internal: claims jobs of a queue, lane after lane, best first.';
+
+-- Why a claim found nothing. With p_arm the flag is written before the positions are read, so that a producer which takes its
+-- position later sees the flag.
+CREATE OR REPLACE FUNCTION @extschema@._claim_status(p_queue text, p_arm boolean)
+RETURNS @extschema@.claim_status
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_meta @extschema@.queue_meta := @extschema@._queue_options(p_queue);
+    v_sleep_ms integer := @extschema@._setting('idle_poll_ms');
+    v_channel text := CASE WHEN v_meta.notify THEN @extschema@._channel(p_queue) END;
+    v_lane record;
+    v_reason text := 'idle';
+BEGIN
+    IF v_meta.paused_at IS NOT NULL THEN
+        RETURN ROW('paused', v_channel, v_sleep_ms)::@extschema@.claim_status;
+    END IF;
+    IF p_arm AND v_meta.notify THEN
+        PERFORM @extschema@._arm_doorbell(p_queue, clock_timestamp() + make_interval(secs => v_sleep_ms / 1000.0 + 0.5));
+    END IF;
+    FOR v_lane IN SELECT w.lane_id, w.tail FROM @extschema@._waiting_lanes(p_queue) w LOOP
+        IF v_lane.tail > (@extschema@._newest_emission(v_lane.lane_id)).cursor THEN
+            -- Positions that no claim has looked at: unless one does so just now.
+            IF pg_try_advisory_xact_lock_shared(@extschema@._lock_key('lane', v_lane.lane_id)) THEN
+                RETURN ROW('ready', v_channel, 0)::@extschema@.claim_status;
+            END IF;
+            v_reason := 'contended';
+        ELSIF v_reason = 'idle' THEN
+            v_reason := 'in_flight';
+        END IF;
+    END LOOP;
+    RETURN ROW(v_reason, v_channel, CASE v_reason WHEN 'idle' THEN v_sleep_ms ELSE 5 END)::@extschema@.claim_status;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._claim_status(text, boolean) IS 'Internal: why a claim found nothing, and how long to sleep.';

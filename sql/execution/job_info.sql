@@ -1,0 +1,164 @@
+-- Everything known about one job.
+
+CREATE OR REPLACE FUNCTION @extschema@._job_info_of(p_job @extschema@._job, p_state text)
+RETURNS @extschema@.job_info
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_info @extschema@.job_info;
+BEGIN
+    v_info.job_id := p_job.job_id;
+    v_info.state := p_state;
+    v_info.kind := p_job.kind;
+    v_info.queue := p_job.queue;
+    v_info.priority := p_job.priority;
+    v_info.args := p_job.args;
+    v_info.attempt := p_job.attempt;
+    v_info.max_attempts := coalesce((p_job.ext ->> 'max_attempts')::integer, 25);
+    v_info.run_lease := p_job.run_lease;
+    v_info.run_at := p_job.run_at;
+    v_info.created_at := coalesce((p_job.ext ->> 'created_at')::timestamptz, p_job.run_at);
+    v_info.tags := CASE WHEN p_job.ext ? 'tags' THEN ARRAY(SELECT jsonb_array_elements_text(p_job.ext -> 'tags')) END;
+    v_info.metadata := p_job.ext -> 'metadata';
+    v_info.progress := p_job.ext -> 'progress';
+    v_info.errors := p_job.ext -> 'errors';
+    RETURN v_info;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._job_info_of(@extschema@._job, text) IS 'Internal: a job in the form that job() answers.';
+
+CREATE OR REPLACE FUNCTION @extschema@._running_info(p_job @extschema@._job, p_position bigint)
+RETURNS @extschema@.job_info
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_receipt record := @extschema@._find_receipt(p_position);
+    v_info @extschema@.job_info;
+BEGIN
+    IF v_receipt.batch_id IS NULL THEN
+        RETURN NULL;
+    END IF;
+    v_info := @extschema@._job_info_of(@extschema@._next_attempt(p_job), 'running');
+    v_info.attempted_at := v_receipt.claimed_at;
+    v_info.deadline_at := v_receipt.deadline_at;
+    v_info.instance_id := v_receipt.owner;
+    v_info.progress := coalesce((SELECT s.progress FROM @extschema@.attempt_state s
+                                 WHERE s.batch_id = v_receipt.batch_id AND s."position" = p_position), v_info.progress);
+    RETURN v_info;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._running_info(@extschema@._job, bigint) IS 'Internal: a running job, or NULL when its position has no open receipt.';
+
+CREATE OR REPLACE FUNCTION @extschema@._done_info(p_done @extschema@.done_entries, p_job @extschema@._job)
+RETURNS @extschema@.job_info
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_body jsonb := p_done.body;
+    v_job @extschema@._job := p_job;
+    v_info @extschema@.job_info;
+BEGIN
+    IF v_body IS NOT NULL THEN
+        v_job := ROW(p_done.job_id, p_done.queue, (v_body ->> 'priority')::integer, (v_body ->> 'shard')::integer,
+            (v_body ->> 'run_at')::timestamptz, p_done.attempt, p_done.run_lease, v_body ->> 'kind', v_body -> 'args', v_body -> 'ext');
+    END IF;
+    v_info := @extschema@._job_info_of(v_job, p_done.state::text);
+    v_info.job_id := p_done.job_id;
+    v_info.queue := p_done.queue;
+    v_info.attempt := p_done.attempt;
+    v_info.run_lease := p_done.run_lease;
+    v_info.attempted_at := p_done.attempted_at;
+    v_info.finalized_at := p_done.finalized_at;
+    v_info.reason := p_done.detail ->> 'reason';
+    v_info.errors := p_done.detail -> 'errors';
+    v_info.progress := p_done.detail -> 'progress';
+    v_info.result := p_done.detail -> 'result';
+    RETURN v_info;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._done_info(@extschema@.done_entries, @extschema@._job) IS 'Internal: a terminal job in the form that job() answers.';
+
+-- A job on hold or deferred; NULL when it is neither.
+CREATE OR REPLACE FUNCTION @extschema@._backlog_info(p_job_id bigint)
+RETURNS @extschema@.job_info
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+AS $function$
+DECLARE
+    v_row record;
+    v_info @extschema@.job_info;
+BEGIN
+    SELECT d.* INTO v_row FROM @extschema@.deferred_jobs d WHERE d.job_id = p_job_id;
+    IF FOUND THEN
+        RETURN @extschema@._job_info_of(ROW(v_row.job_id, v_row.queue, v_row.priority, v_row.shard, v_row.run_at, v_row.attempt,
+            v_row.run_lease, v_row.kind, v_row.args, v_row.ext), v_row.state::text);
+    END IF;
+    SELECT d.* INTO v_row FROM @extschema@.dlq_entries d WHERE d.job_id = p_job_id;
+    IF FOUND THEN
+        v_info := @extschema@._job_info_of(ROW(v_row.job_id, v_row.queue, v_row.priority, v_row.shard, (v_row.ext ->> 'run_at')::timestamptz,
+            v_row.attempt, v_row.run_lease, v_row.kind, v_row.args, v_row.ext), 'failed');
+        v_info.finalized_at := v_row.dlq_at;
+        v_info.reason := v_row.reason;
+    END IF;
+    RETURN v_info;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._backlog_info(bigint) IS 'Internal: a deferred job or a dead letter in the form that job() answers.';
+
+CREATE OR REPLACE FUNCTION @extschema@._job_info(p_job_id bigint)
+RETURNS @extschema@.job_info
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_ready record := @extschema@._look_up_ready(p_job_id);
+    v_done @extschema@.done_entries;
+    v_job @extschema@._job;
+    v_times record;
+    v_info @extschema@.job_info := @extschema@._backlog_info(p_job_id);
+BEGIN
+    IF v_info.job_id IS NOT NULL THEN
+        RETURN v_info;
+    END IF;
+    IF v_ready.slot IS NOT NULL THEN
+        SELECT (r.job).* INTO v_job FROM @extschema@._read_ready(v_ready.slot, ARRAY[v_ready."position"]) r;
+        IF v_ready.is_unclaimed THEN
+            RETURN @extschema@._job_info_of(v_job, 'available');
+        END IF;
+        v_info := @extschema@._running_info(v_job, v_ready."position");
+        IF v_info.job_id IS NOT NULL THEN
+            RETURN v_info;
+        END IF;
+    END IF;
+    v_done := @extschema@._find_done(p_job_id);
+    IF v_done.job_id IS NOT NULL AND (v_ready.slot IS NULL OR v_done.run_lease > v_ready.run_lease) THEN
+        IF v_done."position" IS NOT NULL THEN
+            SELECT (r.job).* INTO v_job FROM @extschema@._read_ready(v_done.slot, ARRAY[v_done."position"]) r;
+        END IF;
+        RETURN @extschema@._done_info(v_done, v_job);
+    ELSIF v_ready.slot IS NOT NULL THEN
+        SELECT c.* INTO v_times FROM @extschema@._completion_of(v_ready.slot, v_ready."position") c;
+        -- Without one the body outlived the job: a dead letter that was purged, or history in a slot pruned before this one.
+        IF v_times.finalized_at IS NOT NULL THEN
+            v_info := @extschema@._job_info_of(@extschema@._next_attempt(v_job), 'completed');
+            v_info.progress := NULL;
+            v_info.attempted_at := v_times.attempted_at;
+            v_info.finalized_at := v_times.finalized_at;
+            RETURN v_info;
+        END IF;
+    END IF;
+    IF @extschema@._ended_state(p_job_id, NULL, NULL) IS NULL THEN
+        PERFORM @extschema@._refuse('42704', format('field "job_id": there is no job %s', p_job_id), 'Check the id.');
+    END IF;
+    v_info.job_id := p_job_id;
+    v_info.state := 'pruned';
+    v_info.pruned_at := (SELECT max(r.pruned_at) FROM @extschema@.queue_terminal_rollups r);
+    RETURN v_info;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._job_info(bigint) IS 'Internal: everything known about one job; 42704 for an id that was never given out.';

@@ -1,0 +1,216 @@
+-- Prune: a slot is emptied by TRUNCATE once nothing in it waits or runs. Gates are cheap and prove nothing by themselves; the
+-- recheck under ACCESS EXCLUSIVE decides. Locks are taken NOWAIT: a queued exclusive lock would block every later claim.
+
+-- The first lane with a waiting row in a slot. Only lanes that have rows there are looked at, by skipping through the index.
+CREATE OR REPLACE FUNCTION @extschema@._unclaimed_lane(p_slot integer)
+RETURNS integer
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
+SET jit = off
+AS $function$
+DECLARE
+    v_position bigint := 0;
+    v_lane integer;
+    v_waits boolean;
+BEGIN
+    IF NOT @extschema@._leaf_in_use('ready_entries', p_slot) THEN
+        RETURN NULL;
+    END IF;
+    LOOP
+        EXECUTE format('SELECT r."position" FROM @extschema@.ready_entries_%s r WHERE r."position" > $1 ORDER BY r."position" LIMIT 1', p_slot)
+            INTO v_position USING v_position;
+        EXIT WHEN v_position IS NULL;
+        v_lane := @extschema@._lane_of(v_position);
+        EXECUTE format($query$
+            SELECT EXISTS (
+                SELECT FROM unnest($1) g, LATERAL (
+                    SELECT r."position" FROM @extschema@.ready_entries_%1$s r
+                    WHERE r."position" >= lower(g) AND r."position" < upper(g)
+                      AND NOT EXISTS (SELECT FROM @extschema@.ready_tombstones_%1$s t WHERE t."position" = r."position")
+                    ORDER BY r."position" LIMIT 1) x)
+            $query$, p_slot) INTO v_waits USING @extschema@._unclaimed_set(@extschema@._newest_emission(v_lane));
+        IF v_waits THEN
+            RETURN v_lane;
+        END IF;
+        v_position := @extschema@._lane_base(v_lane + 1);
+    END LOOP;
+    RETURN NULL;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._unclaimed_lane(integer) IS 'Internal: a lane with waiting jobs in a slot, or NULL.';
+
+-- What keeps the rows of a slot alive; NULL when nothing does. History is not a reason here.
+CREATE OR REPLACE FUNCTION @extschema@._slot_blocker(p_ring text, p_slot integer)
+RETURNS jsonb
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_cursor bigint := @extschema@._ring_cursor(p_ring);
+    v_lane integer;
+    v_open record;
+BEGIN
+    IF p_slot = v_cursor % 64 THEN
+        RETURN '{"reason": "current"}'::jsonb;
+    ELSIF p_slot = @extschema@._planned_slot(p_ring, v_cursor / 64) THEN
+        RETURN '{"reason": "planned"}'::jsonb;
+    END IF;
+    IF p_ring = 'queue' THEN
+        v_lane := @extschema@._unclaimed_lane(p_slot);
+        IF v_lane IS NOT NULL THEN
+            RETURN (SELECT jsonb_build_object('reason', 'unclaimed', 'queue', l.queue, 'priority', l.priority, 'shard', l.shard)
+                    FROM @extschema@.queue_lanes l WHERE l.lane_id = v_lane);
+        END IF;
+    END IF;
+    FOR v_claim_slot IN 0 .. @extschema@._slot_count('claim') - 1 LOOP
+        CONTINUE WHEN p_ring = 'claim' AND v_claim_slot <> p_slot;
+        v_open := @extschema@._first_open_batch(v_claim_slot, CASE p_ring WHEN 'queue' THEN p_slot END);
+        IF v_open.batch_id IS NOT NULL THEN
+            RETURN jsonb_build_object('reason', 'receipts', 'instance', v_open.owner, 'batch_id', v_open.batch_id,
+                                      'position', lower(v_open.open), 'claimed_at', v_open.claimed_at);
+        END IF;
+    END LOOP;
+    RETURN NULL;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._slot_blocker(text, integer) IS
+    'Internal: why a slot cannot be emptied: current, planned, unclaimed (queue) or receipts (instance).';
+
+-- Whether the history of a slot must be kept a while. Room comes first: without an empty slot, or above the size cap, it goes.
+CREATE OR REPLACE FUNCTION @extschema@._slot_is_retained(p_ring text, p_slot integer, p_now timestamptz)
+RETURNS boolean
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_newest timestamptz;
+    v_empty bigint;
+    v_bytes bigint;
+    v_before timestamptz := p_now - make_interval(secs => @extschema@._setting(
+        CASE p_ring WHEN 'queue' THEN 'terminal_retention_seconds' ELSE 'attempt_evidence_seconds' END)::double precision);
+BEGIN
+    SELECT count(*) FILTER (WHERE b.bytes = 0), sum(b.bytes) INTO v_empty, v_bytes
+    FROM generate_series(0, @extschema@._slot_count(p_ring) - 1) s, LATERAL (SELECT @extschema@._slot_bytes(p_ring, s) AS bytes) b;
+    IF v_empty = 0 OR (p_ring = 'queue' AND v_bytes > @extschema@._setting('ring_size_cap_bytes')) THEN
+        RETURN false;
+    ELSIF @extschema@._slot_left_at(p_ring, p_slot) > v_before THEN
+        -- Rows that ended there until then are not older than retention; no need to look.
+        RETURN true;
+    END IF;
+    IF p_ring = 'queue' THEN
+        v_newest := @extschema@._newest_terminal_at(p_slot);
+    ELSE
+        EXECUTE format('SELECT max(c.closed_at) FROM @extschema@.lease_claim_closures_%s c', p_slot) INTO v_newest;
+    END IF;
+    RETURN coalesce(v_newest > v_before, false);
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._slot_is_retained(text, integer, timestamptz) IS 'Internal: whether retention keeps a slot.';
+
+CREATE OR REPLACE FUNCTION @extschema@._lock_slot(p_ring text, p_slot integer, p_mode text, p_tries integer)
+RETURNS boolean
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+BEGIN
+    FOR v_try IN 1 .. p_tries LOOP
+        BEGIN
+            EXECUTE format('LOCK TABLE %s IN %s MODE NOWAIT',
+                (SELECT string_agg('@extschema@.' || t.name || '_' || p_slot, ', ' ORDER BY t.o)
+                 FROM unnest(@extschema@._ring_tables(p_ring)) WITH ORDINALITY t (name, o)), p_mode);
+            RETURN true;
+        EXCEPTION WHEN lock_not_available THEN
+            PERFORM pg_sleep(0.002);
+        END;
+    END LOOP;
+    RETURN false;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._lock_slot(text, integer, text, integer) IS 'Internal: locks all leaves of a slot, or none, without queueing.';
+
+CREATE OR REPLACE FUNCTION @extschema@._prune_slot(p_ring text, p_slot integer, p_now timestamptz)
+RETURNS text
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_outcome text := 'pruned';
+    v_used text;
+BEGIN
+    -- The block undoes counts and locks when the slot turns out to be in use.
+    BEGIN
+        IF NOT @extschema@._lock_slot(p_ring, p_slot, 'EXCLUSIVE', 1) THEN
+            RETURN 'locked';
+        END IF;
+        IF p_ring = 'queue' THEN
+            PERFORM @extschema@._fold_terminal_counts(p_slot, p_now);
+        END IF;
+        IF NOT @extschema@._lock_slot(p_ring, p_slot, 'ACCESS EXCLUSIVE', 10) THEN
+            v_outcome := 'locked';
+            RAISE EXCEPTION USING ERRCODE = 'JQ000';
+        END IF;
+        -- pause point: recheck
+        IF @extschema@._slot_blocker(p_ring, p_slot) IS NOT NULL THEN
+            v_outcome := 'in_use';
+            RAISE EXCEPTION USING ERRCODE = 'JQ000';
+        END IF;
+        IF p_ring = 'queue' THEN
+            PERFORM @extschema@._checkpoint_claim_heads(p_slot);
+        END IF;
+        v_used := (SELECT string_agg('@extschema@.' || t.name || '_' || p_slot, ', ') FROM unnest(@extschema@._ring_tables(p_ring)) t (name)
+                   WHERE @extschema@._leaf_in_use(t.name, p_slot));
+        EXECUTE 'TRUNCATE ' || v_used;
+    EXCEPTION WHEN SQLSTATE 'JQ000' THEN
+        NULL;
+    END;
+    RETURN v_outcome;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._prune_slot(text, integer, timestamptz) IS 'Internal: empties one slot: pruned, locked or in_use.';
+
+-- The oldest slot that can go, at most one.
+CREATE OR REPLACE FUNCTION @extschema@._prune_ring(p_ring text, p_now timestamptz, OUT outcome text, OUT detail jsonb)
+RETURNS record
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_slot integer;
+    v_blocker jsonb;
+BEGIN
+    outcome := 'nothing';
+    PERFORM @extschema@._require_read_committed();
+    IF NOT pg_try_advisory_xact_lock(@extschema@._lock_key('ring', CASE p_ring WHEN 'queue' THEN 1 ELSE 2 END)) THEN
+        outcome := 'contended';
+        RETURN;
+    END IF;
+    FOR v_slot IN SELECT s FROM generate_series(0, @extschema@._slot_count(p_ring) - 1) s
+                  LEFT JOIN @extschema@._ring_slots(p_ring) r ON r.slot = s
+                  WHERE s <> @extschema@._ring_cursor(p_ring) % 64 AND @extschema@._slot_bytes(p_ring, s) > 0
+                  ORDER BY r.generation NULLS FIRST LOOP
+        -- What the gates look at must not stay locked: they look into other slots than the one that is pruned.
+        BEGIN
+            v_blocker := CASE WHEN @extschema@._slot_is_retained(p_ring, v_slot, p_now) THEN '{"reason": "retention"}'::jsonb
+                              ELSE @extschema@._slot_blocker(p_ring, v_slot) END;
+            RAISE EXCEPTION USING ERRCODE = 'JQ000';
+        EXCEPTION WHEN SQLSTATE 'JQ000' THEN
+            NULL;
+        END;
+        IF v_blocker IS NULL THEN
+            -- pause point: prune
+            outcome := @extschema@._prune_slot(p_ring, v_slot, p_now);
+            detail := jsonb_build_object('slot', v_slot);
+            RETURN;
+        ELSIF detail IS NULL THEN
+            outcome := 'skipped';
+            detail := v_blocker || jsonb_build_object('slot', v_slot);
+        END IF;
+    END LOOP;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._prune_ring(text, timestamptz) IS
+    'Internal: empties the oldest slot that nothing needs; otherwise says what keeps the oldest one.';

@@ -1,0 +1,117 @@
+-- Counts and states for operators.
+
+-- Waiting jobs of a lane: rows that no claim has emitted and no tombstone killed.
+CREATE OR REPLACE FUNCTION @extschema@._count_available(p_lane integer)
+RETURNS bigint
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+AS $function$
+DECLARE
+    v_count bigint;
+    v_total bigint := 0;
+BEGIN
+    FOR v_slot IN 0 .. @extschema@._slot_count('queue') - 1 LOOP
+        CONTINUE WHEN NOT @extschema@._leaf_in_use('ready_entries', v_slot);
+        EXECUTE format($query$
+            SELECT count(*) FROM unnest($1) g, @extschema@.ready_entries_%1$s r
+            WHERE r."position" >= lower(g) AND r."position" < upper(g)
+              AND NOT EXISTS (SELECT FROM @extschema@.ready_tombstones_%1$s t WHERE t."position" = r."position")
+            $query$, v_slot) INTO v_count USING @extschema@._unclaimed_set(@extschema@._newest_emission(p_lane));
+        v_total := v_total + v_count;
+    END LOOP;
+    RETURN v_total;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._count_available(integer) IS 'Internal: exact waiting jobs of a lane.';
+
+CREATE OR REPLACE FUNCTION @extschema@._count_jobs(p_queue text)
+RETURNS @extschema@.queue_count
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_counts @extschema@.queue_count := ROW(p_queue, 0, 0, 0, 0, 0, 0, 0, 0, 0);
+    v_lanes int8multirange := '{}'::int8multirange;
+    v_lane integer;
+BEGIN
+    FOR v_lane IN SELECT l.lane_id FROM @extschema@.queue_lanes l WHERE l.queue = p_queue LOOP
+        v_lanes := v_lanes + @extschema@._lane_range(v_lane);
+        v_counts.available := v_counts.available + @extschema@._count_available(v_lane);
+    END LOOP;
+    FOR v_slot IN 0 .. @extschema@._slot_count('claim') - 1 LOOP
+        v_counts.running := v_counts.running
+            + (SELECT coalesce(sum(@extschema@._cardinality(o.open * v_lanes)), 0) FROM @extschema@._open_batches(v_slot) o);
+    END LOOP;
+    SELECT count(*) FILTER (WHERE d.state = 'scheduled'), count(*) FILTER (WHERE d.state = 'retryable')
+    INTO v_counts.scheduled, v_counts.retryable FROM @extschema@.deferred_jobs d WHERE d.queue = p_queue;
+    SELECT count(*) INTO v_counts.dead_lettered FROM @extschema@.dlq_entries d WHERE d.queue = p_queue;
+    SELECT t.completed, t.failed, t.cancelled INTO v_counts.completed, v_counts.failed, v_counts.cancelled
+    FROM @extschema@._terminal_counts(p_queue) t;
+    RETURN v_counts;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._count_jobs(text) IS 'Internal: exact jobs of a queue by state.';
+
+CREATE OR REPLACE FUNCTION @extschema@._lane_depths()
+RETURNS SETOF @extschema@.queue_depth
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_lane @extschema@.queue_lanes;
+    v_emission @extschema@.queue_claim_heads;
+BEGIN
+    FOR v_lane IN SELECT l.* FROM @extschema@.queue_lanes l ORDER BY l.queue, l.priority, l.shard, l.lane_id LOOP
+        v_emission := @extschema@._newest_emission(v_lane.lane_id);
+        RETURN NEXT ROW(v_lane.queue, v_lane.priority, v_lane.shard,
+            greatest(@extschema@._lane_tail(v_lane.lane_id) - v_emission.cursor, 0) + @extschema@._cardinality(v_emission.held),
+            (@extschema@._queue_options(v_lane.queue)).paused_at IS NOT NULL)::@extschema@.queue_depth;
+    END LOOP;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._lane_depths() IS 'Internal: positions that claims have not passed, by lane.';
+
+CREATE OR REPLACE FUNCTION @extschema@._slot_rows(p_ring text, p_slot integer)
+RETURNS bigint
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_rows bigint;
+BEGIN
+    EXECUTE format('SELECT count(*) FROM @extschema@.%I',
+        CASE p_ring WHEN 'queue' THEN 'ready_entries_' ELSE 'lease_claim_batches_' END || p_slot) INTO v_rows;
+    RETURN v_rows;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._slot_rows(text, integer) IS 'Internal: bodies or batches in a slot.';
+
+CREATE OR REPLACE FUNCTION @extschema@._ring_status(p_now timestamptz)
+RETURNS SETOF @extschema@.ring_slot_status
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_ring text;
+    v_slot record;
+    v_blocker jsonb;
+BEGIN
+    FOREACH v_ring IN ARRAY '{queue,claim}'::text[] LOOP
+        FOR v_slot IN SELECT s AS slot, r.generation, r.rotated_at, @extschema@._slot_bytes(v_ring, s) AS bytes
+                      FROM generate_series(0, @extschema@._slot_count(v_ring) - 1) s
+                      LEFT JOIN @extschema@._ring_slots(v_ring) r ON r.slot = s ORDER BY s LOOP
+            v_blocker := NULL;
+            IF v_slot.bytes > 0 OR v_slot.slot = @extschema@._ring_cursor(v_ring) % 64 THEN
+                v_blocker := coalesce(@extschema@._slot_blocker(v_ring, v_slot.slot),
+                    CASE WHEN @extschema@._slot_is_retained(v_ring, v_slot.slot, p_now) THEN '{"reason": "retention"}'::jsonb END);
+            END IF;
+            RETURN NEXT ROW(v_ring, v_slot.slot, v_slot.generation, v_slot.slot = @extschema@._ring_cursor(v_ring) % 64,
+                CASE WHEN v_slot.bytes > 0 THEN @extschema@._slot_rows(v_ring, v_slot.slot) ELSE 0 END, v_slot.bytes,
+                p_now - v_slot.rotated_at, v_blocker ->> 'reason', v_blocker - 'reason')::@extschema@.ring_slot_status;
+        END LOOP;
+    END LOOP;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._ring_status(timestamptz) IS 'Internal: slots of both rings with what blocks them.';

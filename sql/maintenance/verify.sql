@@ -1,0 +1,100 @@
+-- After a restore or a failover: rows and sequences may come from different moments. Ring cursors follow the ledger, other
+-- sequences are raised above what the tables show, and what belonged to the old cluster (horizons, hints, flags) is cleared.
+
+CREATE OR REPLACE FUNCTION @extschema@._raise_sequence(p_sequence regclass, p_seen bigint)
+RETURNS boolean
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_last bigint;
+BEGIN
+    EXECUTE format('SELECT CASE WHEN s.is_called THEN s.last_value ELSE s.last_value - 1 END FROM %s s', p_sequence) INTO v_last;
+    IF p_seen IS NULL OR p_seen <= v_last THEN
+        RETURN false;
+    END IF;
+    PERFORM setval(p_sequence, p_seen);
+    RETURN true;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._raise_sequence(regclass, bigint) IS 'Internal: raises a sequence to a value that is in use; never lowers it.';
+
+CREATE OR REPLACE FUNCTION @extschema@._verify_rings()
+RETURNS bigint
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_ring text;
+    v_newest record;
+    v_changed bigint := 0;
+BEGIN
+    FOREACH v_ring IN ARRAY '{queue,claim}'::text[] LOOP
+        PERFORM pg_advisory_xact_lock(@extschema@._lock_key('ring', CASE v_ring WHEN 'queue' THEN 1 ELSE 2 END));
+        SELECT s.slot, s.generation INTO v_newest FROM @extschema@._ring_slots(v_ring) s ORDER BY s.generation DESC LIMIT 1;
+        IF @extschema@._ring_cursor(v_ring) <> v_newest.generation * 64 + v_newest.slot THEN
+            PERFORM @extschema@._set_ring_cursor(v_ring, v_newest.generation, v_newest.slot);
+            v_changed := v_changed + 1;
+        END IF;
+    END LOOP;
+    RETURN v_changed;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._verify_rings() IS 'Internal: sets ring cursors to their newest ledger row.';
+
+CREATE OR REPLACE FUNCTION @extschema@._verify_lanes()
+RETURNS bigint
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_lane @extschema@.queue_lanes;
+    v_emission @extschema@.queue_claim_heads;
+    v_seen bigint;
+    v_changed bigint := 0;
+BEGIN
+    FOR v_lane IN SELECT l.* FROM @extschema@.queue_lanes l ORDER BY l.lane_id LOOP
+        PERFORM pg_advisory_xact_lock(@extschema@._lock_key('lane', v_lane.lane_id));
+        -- Same-owner ALTER also keeps producers out of the sequence until commit; pg_dump does not write the dependency.
+        EXECUTE format('ALTER SEQUENCE %s OWNED BY @extschema@.queue_lanes.lane_id', v_lane.position_seq);
+        EXECUTE format('ALTER SEQUENCE %s OWNED BY @extschema@.queue_lanes.lane_id', v_lane.hint_seq);
+        v_emission := @extschema@._newest_emission(v_lane.lane_id);
+        SELECT max(r."position") INTO v_seen FROM @extschema@.ready_entries r
+        WHERE r."position" > @extschema@._lane_base(v_lane.lane_id) AND r."position" < @extschema@._lane_base(v_lane.lane_id + 1);
+        v_changed := v_changed + @extschema@._raise_sequence(v_lane.position_seq, greatest(v_seen, v_emission.cursor))::integer;
+        PERFORM setval(v_lane.hint_seq, 0, false);
+        IF v_emission.horizon IS NOT NULL THEN
+            v_emission.horizon := NULL;
+            v_emission.claim_no := v_emission.claim_no + 1;
+            PERFORM @extschema@._append_emission((@extschema@._ring_cursor('queue') % 64)::integer, v_emission);
+            v_changed := v_changed + 1;
+        END IF;
+    END LOOP;
+    RETURN v_changed;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._verify_lanes() IS 'Internal: raises lane sequences, clears horizons and hints, restores dependencies.';
+
+CREATE OR REPLACE FUNCTION @extschema@._verify_sequences()
+RETURNS bigint
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_changed bigint := 0;
+BEGIN
+    v_changed := v_changed + @extschema@._raise_sequence('@extschema@.lane_ids', (SELECT max(l.lane_id) FROM @extschema@.queue_lanes l))::integer;
+    v_changed := v_changed + @extschema@._raise_sequence('@extschema@.claim_batch_ids',
+        (SELECT max(b.batch_id) FROM @extschema@.lease_claim_batches b))::integer;
+    v_changed := v_changed + @extschema@._raise_sequence('@extschema@.job_ids', (SELECT max(x.id) FROM (
+        SELECT d.job_id AS id FROM @extschema@.deferred_jobs d UNION ALL
+        SELECT d.job_id FROM @extschema@.dlq_entries d UNION ALL
+        SELECT d.job_id FROM @extschema@.done_entries d UNION ALL
+        SELECT r.job_id FROM @extschema@.ready_entries r) x WHERE x.id < @extschema@._lane_base(1)))::integer;
+    FOR v_bell IN 0 .. 63 LOOP
+        PERFORM setval(format('@extschema@.doorbell_%s', v_bell)::regclass, 0, false);
+    END LOOP;
+    RETURN v_changed;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._verify_sequences() IS 'Internal: raises id sequences above what the tables show and arms the doorbells.';

@@ -1,0 +1,124 @@
+-- Appends job bodies. The order of the first three steps is what makes gaps decidable: assign the transaction id, read the
+-- ring, take the position. Answers NULL, or leaves rows out, where a lane cannot be had without waiting: the caller defers.
+
+CREATE OR REPLACE FUNCTION @extschema@._append_ready_one(p_queue text, p_priority integer, p_ordering_key text, p_kind text,
+    p_args jsonb, p_run_at timestamptz, p_ext jsonb)
+RETURNS bigint
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_slot integer;
+    v_lane @extschema@.queue_lanes;
+    v_position bigint;
+BEGIN
+    PERFORM pg_current_xact_id();
+    v_slot := (SELECT s.last_value FROM @extschema@.queue_ring s) % 64;
+    -- pause point: insert
+    v_lane := @extschema@._producer_lane(p_queue, p_priority, p_ordering_key);
+    IF v_lane.lane_id IS NULL THEN
+        RETURN NULL;
+    END IF;
+    INSERT INTO @extschema@.ready_entries AS r ("position", run_at, slot, kind, args, ext)
+    VALUES (nextval(v_lane.position_seq), p_run_at, v_slot, p_kind, p_args, p_ext)
+    RETURNING r."position" INTO v_position;
+    PERFORM @extschema@._ring_doorbell(p_queue);
+    RETURN v_position;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._append_ready_one(text, integer, text, text, jsonb, timestamptz, jsonb) IS
+    'Internal: appends one new job and returns its id, or NULL where its lane cannot be had without waiting.';
+
+CREATE OR REPLACE FUNCTION @extschema@._append_ready_many(p_queue text, p_priority integer, p_ordering_key text, p_kind text,
+    p_args jsonb[], p_run_at timestamptz, p_ext jsonb)
+RETURNS SETOF bigint
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_slot integer;
+    v_lane @extschema@.queue_lanes;
+BEGIN
+    PERFORM pg_current_xact_id();
+    v_slot := (SELECT s.last_value FROM @extschema@.queue_ring s) % 64;
+    -- pause point: insert
+    v_lane := @extschema@._producer_lane(p_queue, p_priority, p_ordering_key);
+    IF v_lane.lane_id IS NULL THEN
+        RETURN;
+    END IF;
+    RETURN QUERY
+    INSERT INTO @extschema@.ready_entries AS r ("position", run_at, slot, kind, args, ext)
+    SELECT nextval(v_lane.position_seq), p_run_at, v_slot, p_kind, a.args, p_ext
+    FROM unnest(p_args) a (args)
+    RETURNING r."position";
+    PERFORM @extschema@._ring_doorbell(p_queue);
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._append_ready_many(text, integer, text, text, jsonb[], timestamptz, jsonb) IS
+    'Internal: appends new jobs of one kind and returns their ids in order, or nothing where their lane cannot be had without waiting.';
+
+-- The lane a producer writes to. strict_fifo producers of a lane follow each other until commit.
+CREATE OR REPLACE FUNCTION @extschema@._producer_lane(p_queue text, p_priority integer, p_ordering_key text)
+RETURNS @extschema@.queue_lanes
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_meta @extschema@.queue_meta := @extschema@._queue_options(p_queue);
+    v_shard integer := @extschema@._pick_shard(v_meta.enqueue_shards, p_ordering_key);
+    v_lane @extschema@.queue_lanes := @extschema@._find_lane(p_queue, p_priority, v_shard);
+BEGIN
+    IF v_lane.lane_id IS NULL THEN
+        v_lane := @extschema@._create_lane(p_queue, p_priority, v_shard, false);
+    END IF;
+    IF v_meta.strict_fifo AND v_lane.lane_id IS NOT NULL THEN
+        PERFORM pg_advisory_xact_lock(@extschema@._lock_key('fifo', v_lane.lane_id));
+    END IF;
+    RETURN v_lane;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._producer_lane(text, integer, text) IS 'Internal: the lane for a new job; takes the strict_fifo lock where the queue asks for it.';
+
+-- Jobs of any lanes, new (job_id NULL) or re-entering, in the order of the array. Lanes are taken in sorted order.
+-- Returns the ordinal and id of each job appended; a job whose lane cannot be had is left out. A caller that never waits gets a
+-- sibling of a lane that another transaction is making, and is refused a strict_fifo lane that a producer holds.
+CREATE OR REPLACE FUNCTION @extschema@._append_ready(p_jobs @extschema@._job[], p_never_waits boolean)
+RETURNS TABLE (ordinal bigint, job_id bigint)
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_slot integer;
+    v_group record;
+    v_lane @extschema@.queue_lanes;
+BEGIN
+    PERFORM pg_current_xact_id();
+    v_slot := @extschema@._ring_cursor('queue') % 64;
+    -- pause point: insert
+    FOR v_group IN SELECT DISTINCT j.queue, j.priority, j.shard FROM unnest(p_jobs) j ORDER BY 1, 2, 3 LOOP
+        v_lane := @extschema@._find_lane(v_group.queue, v_group.priority, v_group.shard);
+        IF v_lane.lane_id IS NULL THEN
+            v_lane := @extschema@._create_lane(v_group.queue, v_group.priority, v_group.shard, p_never_waits);
+        END IF;
+        CONTINUE WHEN v_lane.lane_id IS NULL;
+        IF (@extschema@._queue_options(v_group.queue)).strict_fifo THEN
+            CONTINUE WHEN p_never_waits AND NOT pg_try_advisory_xact_lock(@extschema@._lock_key('fifo', v_lane.lane_id));
+            PERFORM pg_advisory_xact_lock(@extschema@._lock_key('fifo', v_lane.lane_id));
+        END IF;
+        RETURN QUERY
+        WITH chosen AS MATERIALIZED (
+            SELECT j.o, nextval(v_lane.position_seq) AS pos, j.job_id AS old_id, j.run_at, j.kind, j.args,
+                   nullif(jsonb_strip_nulls(jsonb_build_object('attempt', nullif(j.attempt, 0), 'run_lease', nullif(j.run_lease, 0)))
+                          || coalesce(j.ext, '{}'), '{}') AS ext
+            FROM (SELECT x.* FROM unnest(p_jobs) WITH ORDINALITY x (job_id, queue, priority, shard, run_at, attempt, run_lease, kind, args, ext, o)
+                  WHERE x.queue = v_group.queue AND x.priority = v_group.priority AND x.shard = v_group.shard ORDER BY x.o) j),
+        appended AS (
+            INSERT INTO @extschema@.ready_entries ("position", run_at, job_id, slot, kind, args, ext)
+            SELECT c.pos, c.run_at, c.old_id, v_slot, c.kind, c.args, c.ext FROM chosen c)
+        SELECT c.o, coalesce(c.old_id, c.pos) FROM chosen c;
+        PERFORM @extschema@._ring_doorbell(v_group.queue);
+    END LOOP;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._append_ready(@extschema@._job[], boolean) IS
+    'Internal: appends jobs to their lanes; those whose lane cannot be had are left out.';

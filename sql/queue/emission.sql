@@ -1,0 +1,97 @@
+-- The emission ledger. A lane's newest row is its cursor; claims of a lane follow each other under its lock and the ring
+-- only advances, so the first leaf with a row of the lane, from the newest generation down, holds the newest one.
+
+CREATE OR REPLACE FUNCTION @extschema@._newest_emission(p_lane integer)
+RETURNS @extschema@.queue_claim_heads
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET enable_sort = off
+SET jit = off
+AS $function$
+DECLARE
+    v_base bigint := @extschema@._lane_base(p_lane);
+    v_end bigint := @extschema@._lane_base(p_lane + 1);
+    v_current integer := @extschema@._ring_cursor('queue') % 64;
+    v_found @extschema@.queue_claim_heads;
+    v_head @extschema@.queue_claim_heads;
+    v_slot integer := v_current;
+    v_slots integer[];
+BEGIN
+    LOOP
+        IF @extschema@._leaf_in_use('ready_claim_attempt_batches', v_slot) THEN
+            EXECUTE format('SELECT $3, e.claim_no, e.cursor, e.low, e.horizon, e.gaps_old, e.gaps_new, e.held
+                            FROM @extschema@.ready_claim_attempt_batches_%s e
+                            WHERE e.claim_no > $1 AND e.claim_no < $2 ORDER BY e.claim_no DESC LIMIT 1', v_slot)
+                INTO v_found USING v_base, v_end, p_lane;
+            -- pause point: newest
+            EXIT WHEN v_found.claim_no IS NOT NULL;
+        END IF;
+        IF v_slots IS NULL THEN
+            v_slots := ARRAY(SELECT s.slot FROM @extschema@._ring_slots('queue') s WHERE s.slot <> v_current ORDER BY s.generation DESC);
+        END IF;
+        EXIT WHEN cardinality(v_slots) = 0;
+        v_slot := v_slots[1];
+        v_slots := v_slots[2:];
+    END LOOP;
+    SELECT h.* INTO v_head FROM @extschema@.queue_claim_heads h WHERE h.lane_id = p_lane;
+    IF v_found.claim_no > coalesce(v_head.claim_no, 0) THEN
+        v_head := v_found;
+    END IF;
+    RETURN ROW(p_lane, coalesce(v_head.claim_no, v_base), coalesce(v_head.cursor, v_base), coalesce(v_head.low, 0), v_head.horizon,
+               coalesce(v_head.gaps_old, '{}'), coalesce(v_head.gaps_new, '{}'), coalesce(v_head.held, '{}'))::@extschema@.queue_claim_heads;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._newest_emission(integer) IS 'Internal: the claim cursor of a lane: newest emission row or checkpoint.';
+
+CREATE OR REPLACE FUNCTION @extschema@._append_emission(p_slot integer, p_emission @extschema@.queue_claim_heads)
+RETURNS void
+LANGUAGE sql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+    INSERT INTO @extschema@.ready_claim_attempt_batches (claim_no, cursor, low, horizon, slot, gaps_old, gaps_new, held)
+    VALUES (p_emission.claim_no, p_emission.cursor, p_emission.low, p_emission.horizon, p_slot,
+            nullif(p_emission.gaps_old, '{}'), nullif(p_emission.gaps_new, '{}'), nullif(p_emission.held, '{}'))
+$function$;
+COMMENT ON FUNCTION @extschema@._append_emission(integer, @extschema@.queue_claim_heads) IS 'Internal: appends an emission row to a slot.';
+
+CREATE OR REPLACE FUNCTION @extschema@._is_unclaimed(p_emission @extschema@.queue_claim_heads, p_position bigint)
+RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN p_position > (p_emission).cursor OR p_position <@ (p_emission).gaps_old OR p_position <@ (p_emission).gaps_new
+    OR p_position <@ (p_emission).held;
+COMMENT ON FUNCTION @extschema@._is_unclaimed(@extschema@.queue_claim_heads, bigint) IS
+    'Internal: whether a position of the lane was not emitted yet.';
+
+-- Everything a lane has not emitted: behind the cursor what is in gaps and held, beyond it all.
+CREATE OR REPLACE FUNCTION @extschema@._unclaimed_set(p_emission @extschema@.queue_claim_heads)
+RETURNS int8multirange
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN (p_emission).gaps_old + (p_emission).gaps_new + (p_emission).held
+    + int8multirange(int8range((p_emission).cursor, @extschema@._lane_base((p_emission).lane_id + 1), '()'));
+COMMENT ON FUNCTION @extschema@._unclaimed_set(@extschema@.queue_claim_heads) IS 'Internal: positions of the lane that were not emitted yet.';
+
+-- Part of prune, under ACCESS EXCLUSIVE on the leaf. Only upwards: a later claim may have been checkpointed already.
+CREATE OR REPLACE FUNCTION @extschema@._checkpoint_claim_heads(p_slot integer)
+RETURNS bigint
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_rows bigint;
+BEGIN
+    EXECUTE format('INSERT INTO @extschema@.queue_claim_heads AS h
+            (lane_id, claim_no, cursor, low, horizon, gaps_old, gaps_new, held)
+        SELECT DISTINCT ON (@extschema@._lane_of(e.claim_no)) @extschema@._lane_of(e.claim_no), e.claim_no, e.cursor, e.low, e.horizon,
+               e.gaps_old, e.gaps_new, e.held
+        FROM @extschema@.ready_claim_attempt_batches_%s e
+        ORDER BY @extschema@._lane_of(e.claim_no), e.claim_no DESC
+        ON CONFLICT (lane_id) DO UPDATE SET (claim_no, cursor, low, horizon, gaps_old, gaps_new, held)
+            = (excluded.claim_no, excluded.cursor, excluded.low, excluded.horizon, excluded.gaps_old, excluded.gaps_new, excluded.held)
+        WHERE excluded.claim_no > h.claim_no', p_slot);
+    GET DIAGNOSTICS v_rows = ROW_COUNT;
+    RETURN v_rows;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._checkpoint_claim_heads(integer) IS 'Internal: keeps the newest emission row of each lane of a slot that is pruned.';

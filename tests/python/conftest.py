@@ -1,0 +1,118 @@
+"""A database per test, made from a template that has the extension.
+
+AWA_TEST_DSN names a superuser's connection to a running test server; `make test` sets it.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+TEMPLATE_SCRIPT = Path(__file__).parents[2] / "tools/template.sql"
+
+
+@dataclass(frozen=True, slots=True)
+class Database:
+    """A fresh database, gone after the test."""
+
+    name: str
+    dsn: str
+
+    def connect(self, *, autocommit: bool = True) -> psycopg.Connection:
+        """Open one more connection; the caller closes it."""
+        return psycopg.connect(self.dsn, autocommit=autocommit)
+
+
+class DatabaseServer:
+    """The test server: makes databases and drops them."""
+
+    def __init__(self, dsn: str) -> None:
+        self.dsn = dsn
+        self.admin = psycopg.connect(dsn, autocommit=True)
+
+    def create(self, name: str, template: str = "template0") -> Database:
+        names = (sql.Identifier(name), sql.Identifier(template))
+        self.admin.execute(sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(*names))
+        return Database(name, make_conninfo(self.dsn, dbname=name))
+
+    def drop(self, name: str) -> None:
+        self.admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", action="store_true", help="run the tests marked long as well")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "long: takes minutes; runs only with --long")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--long"):
+        for item in items:
+            if item.get_closest_marker("long"):
+                item.add_marker(pytest.mark.skip(reason="runs only with --long"))
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[DatabaseServer]:
+    """The running test server."""
+    dsn = os.environ.get("AWA_TEST_DSN")
+    if dsn is None:
+        pytest.fail("AWA_TEST_DSN is not set: use make test-one VERSION=18 K=name")
+    server = DatabaseServer(dsn)
+    yield server
+    server.admin.close()
+
+
+@pytest.fixture(scope="session")
+def server_version(server: DatabaseServer) -> int:
+    """The server's major version."""
+    return server.admin.info.server_version // 10000
+
+
+@pytest.fixture(scope="session")
+def pg_bin() -> Path:
+    """The folder of the server's own programs: psql, pg_dump, pg_restore."""
+    return Path(os.environ["AWA_PG_BIN"])
+
+
+@pytest.fixture(scope="session")
+def template(server: DatabaseServer) -> Iterator[Database]:
+    """The database that others are copied from; nobody may stay connected to it."""
+    database = server.create(f"awa_template_{uuid.uuid4().hex[:12]}")
+    with database.connect() as connection:
+        connection.execute(TEMPLATE_SCRIPT.read_bytes())
+    yield database
+    server.drop(database.name)
+
+
+@pytest.fixture
+def database(server: DatabaseServer, template: Database) -> Iterator[Database]:
+    """A fresh database with the extension in it."""
+    database = server.create(f"test_{uuid.uuid4().hex[:12]}", template.name)
+    yield database
+    server.drop(database.name)
+
+
+@pytest.fixture
+def empty_database(server: DatabaseServer) -> Iterator[Database]:
+    """A fresh database without the extension."""
+    database = server.create(f"test_{uuid.uuid4().hex[:12]}")
+    yield database
+    server.drop(database.name)
+
+
+@pytest.fixture
+def conn(database: Database) -> Iterator[psycopg.Connection]:
+    """An autocommit connection to the fresh database."""
+    with database.connect() as connection:
+        yield connection

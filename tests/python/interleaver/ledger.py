@@ -1,0 +1,135 @@
+"""What the outside world knows of jobs and attempts: only what was committed, or answered as such."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+TERMINAL = frozenset({"completed", "failed", "cancelled", "dead_lettered"})
+# How a job stands after an attempt that ended so; the rest goes on waiting.
+STATE_AFTER = {state: state for state in TERMINAL}
+
+
+class Broken(Exception):  # noqa: N818 - the name of what happened, not of a failure of the test
+    """The ledger and the database disagree."""
+
+
+class Token(NamedTuple):
+    """What names an attempt."""
+
+    job_id: int
+    run_lease: int
+    claim_slot: int
+    batch_id: int
+    position: int
+
+
+class Claim(NamedTuple):
+    """A claimed job as the database returned it."""
+
+    token: Token
+    queue: str
+    priority: int
+    attempt: int
+    mark: int
+
+
+@dataclass(slots=True)
+class Job:
+    """One committed job."""
+
+    job_id: int
+    mark: int  # unique number in its args
+    queue: str
+    priority: int
+    max_attempts: int
+    state: str = "waiting"
+    attempt: int = 0
+    lease: int = 0
+    is_late: bool = False  # its producer may have written to a slot that was left before
+    position: int | None = None  # of the first life, if the job was ready at once
+
+    def end(self, wish: str) -> str:
+        """Return what becomes of the running attempt when its worker wishes so, and do it."""
+        if wish in ("retried", "rescued") and self.attempt >= self.max_attempts:
+            final = "dead_lettered" if self.queue in DLQ_QUEUES else "failed"
+            self.state = final
+            return "rescued" if wish == "rescued" else final
+        outcome = wish
+        if wish == "failed" and self.queue in DLQ_QUEUES:
+            outcome = "dead_lettered"
+        if wish in ("snoozed", "released"):
+            self.attempt -= 1
+        self.state = STATE_AFTER.get(outcome, "waiting")
+        return outcome
+
+
+DLQ_QUEUES = frozenset({"two"})
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Jobs by id, open attempts by token, closed attempts with their outcome."""
+
+    jobs: dict[int, Job] = field(default_factory=dict)
+    open: dict[Token, str] = field(default_factory=dict)  # with the instance that owns it
+    closed: dict[Token, str] = field(default_factory=dict)
+    positions: set[int] = field(default_factory=set)  # all that were ever emitted
+
+    def insert(self, job: Job) -> None:
+        if job.job_id in self.jobs:
+            raise Broken(f"two inserts answered job {job.job_id}")
+        self.jobs[job.job_id] = job
+
+    def claim(self, claims: Iterable[Claim], owner: str) -> None:
+        for claim in claims:
+            token = claim.token
+            job = self.jobs.get(token.job_id)
+            if job is None:
+                raise Broken(f"job {token.job_id} was emitted but its insert never committed")
+            if token.position in self.positions:
+                raise Broken(f"position {token.position} of job {token.job_id} was emitted twice")
+            if job.state != "waiting":
+                raise Broken(f"job {token.job_id} was emitted while {job.state}")
+            job.attempt += 1
+            job.lease += 1
+            job.state = "running"
+            seen = (token.run_lease, claim.attempt, claim.queue, claim.priority, claim.mark)
+            known = (job.lease, job.attempt, job.queue, job.priority, job.mark)
+            if seen != known:
+                raise Broken(f"job {token.job_id} was emitted as {seen}, but is {known}")
+            self.positions.add(token.position)
+            self.open[token] = owner
+
+    def end(self, token: Token, wish: str) -> None:
+        if token not in self.open:
+            raise Broken(f"{token} ended as {wish}, but is {self.closed.get(token, 'unknown')}")
+        del self.open[token]
+        self.closed[token] = self.jobs[token.job_id].end(wish)
+
+    def cancel(self, job_id: int) -> None:
+        job = self.jobs[job_id]
+        if job.state != "waiting":
+            raise Broken(f"job {job_id} was cancelled as waiting, but is {job.state}")
+        job.state = "cancelled"
+
+    def cancel_running(self, job_id: int) -> None:
+        found = [token for token in self.open if token.job_id == job_id]
+        if not found:
+            raise Broken(f"job {job_id} was cancelled as running, but is {self.jobs[job_id].state}")
+        self.end(found[0], "cancelled")
+
+    def judge(self, token: Token, wish: str) -> Literal["done", "already_done", "stale"]:
+        """Return the right answer to a finish of an attempt, if nothing else changes it."""
+        if token in self.open:
+            return "done"
+        outcome = self.closed.get(token)
+        failures = ("failed", "dead_lettered")
+        if outcome == wish or (outcome in failures and wish in ("failed", "retried")):
+            return "already_done"
+        return "stale"
+
+    def counts(self, queue: str) -> Counter[str]:
+        return Counter(job.state for job in self.jobs.values() if job.queue == queue)

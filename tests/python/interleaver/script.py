@@ -1,0 +1,102 @@
+"""The install script as it is tested: as plain SQL, with pause points, and with small rings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+BUILD = Path(__file__).resolve().parents[3] / "build"
+QUEUE_SLOTS, CLAIM_SLOTS = 6, 4
+PAUSE_LOCK = 7999  # class of the advisory locks that suspended statements wait for
+LOCK_TIMEOUT = "5ms"  # one thread moves all: what has to wait at all would wait for ever
+
+# A statement waits at the pause point that its transaction names, after passing it `skip` times.
+PAUSE = f"""
+CREATE FUNCTION awa._pause_point(p_name text)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_skip integer;
+    v_timeout text;
+BEGIN
+    IF current_setting('awa_test.pause_at', true) IS DISTINCT FROM p_name THEN
+        RETURN;
+    END IF;
+    v_skip := current_setting('awa_test.pause_skip');
+    PERFORM set_config('awa_test.pause_skip', (v_skip - 1)::text, true);
+    IF v_skip = 0 THEN
+        v_timeout := current_setting('lock_timeout');
+        PERFORM set_config('lock_timeout', '0', true);
+        PERFORM pg_advisory_lock_shared({PAUSE_LOCK}, pg_backend_pid());
+        PERFORM pg_advisory_unlock_shared({PAUSE_LOCK}, pg_backend_pid());
+        PERFORM set_config('lock_timeout', v_timeout, true);
+    END IF;
+END
+$function$;
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """A replacement in one function, whose text must hold `old` exactly once."""
+
+    function: str
+    old: str
+    new: str
+
+
+class ScriptError(Exception):
+    """The script does not have the text that an edit replaces."""
+
+
+# What keeps a run short or bound to its seed: few slots, and no time limits that a pause could hit.
+TEST_BUILD = (
+    Edit(
+        "_slot_count",
+        "WHEN 'queue' THEN 16 WHEN 'claim' THEN 8",
+        f"WHEN 'queue' THEN {QUEUE_SLOTS} WHEN 'claim' THEN {CLAIM_SLOTS}",
+    ),
+    Edit("_find_ready", "0 .. 15", f"0 .. {QUEUE_SLOTS - 1}"),
+    Edit("_find_done", "0 .. 15", f"0 .. {QUEUE_SLOTS - 1}"),
+    Edit("_see_rows", "0 .. 15", f"0 .. {QUEUE_SLOTS - 1}"),
+    Edit("_find_receipt", "0 .. 7", f"0 .. {CLAIM_SLOTS - 1}"),
+    Edit("_read_batch", "BETWEEN 0 AND 7", f"BETWEEN 0 AND {CLAIM_SLOTS - 1}"),
+    Edit("_tick", "'100ms'", f"'{LOCK_TIMEOUT}'"),
+    Edit("_claim_ready", "'10s'", "'0'"),
+    Edit(
+        "_move_attempt",
+        "@extschema@._backoff_seconds(v_job.attempt, v_job.ext -> 'backoff', random())",
+        "0",
+    ),
+)
+
+
+def build(edits: Sequence[Edit] = ()) -> str:
+    """Return the script that installs schema awa for a play, with some edits of a mutant."""
+    [path] = BUILD.glob("awa--*.sql")
+    text = path.read_text()
+    for edit in (*TEST_BUILD, *edits):
+        text = apply(text, edit)
+    text = re.sub(
+        r"^( *)-- pause point: (\w+)$", r"\1PERFORM @extschema@._pause_point('\2');", text, flags=re.M
+    )
+    return "CREATE SCHEMA awa;\n" + PAUSE + text.replace("@extschema@", "awa")
+
+
+def apply(text: str, edit: Edit) -> str:
+    """Replace text inside one function."""
+    parts = re.split(
+        rf"(CREATE OR REPLACE FUNCTION @extschema@\.{edit.function}\(.*?^COMMENT ON FUNCTION )",
+        text,
+        flags=re.M | re.S,
+    )
+    if len(parts) != 3:
+        raise ScriptError(f"function {edit.function}: found {len(parts) // 2} times")
+    if (found := parts[1].count(edit.old)) != 1:
+        raise ScriptError(f"function {edit.function}: {edit.old!r} found {found} times")
+    parts[1] = parts[1].replace(edit.old, edit.new)
+    return "".join(parts)

@@ -1,0 +1,54 @@
+"""Real processes race for the same jobs, some are killed, and a ledger kept outside must agree.
+
+It fails within one seed when a claim skips the lane lock, when gaps are dropped without proof, when
+prune does not recheck under its lock, and when a finish ignores the closures of its batch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import psycopg
+import pytest
+from conftest import Database
+from race.supervisor import Quota
+from race.verdict import Verdict
+
+
+def race(database: Database, directory: Path, seed: int, seconds: float) -> None:
+    """Run one seed in a process of its own, which may fork, and judge it."""
+    command = [sys.executable, "-m", "race", database.dsn, str(directory), str(seed), str(seconds)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=4 * seconds + 120
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    facts = json.loads(done.stdout)
+    with psycopg.connect(database.dsn, autocommit=True) as conn:
+        verdict = Verdict(directory, conn)
+    print(f"race, seed {seed}, {seconds:.0f} s:", ", ".join(f"{k} {v}" for k, v in facts.items()))
+    print(verdict.summary())
+    assert not verdict.problems, "\n".join(verdict.problems)
+    short = {k: v for k, v in asdict(Quota.for_seconds(seconds)).items() if facts[k] < v}
+    assert not short, f"the race counts only with at least {short}, it had {facts}"
+
+
+def test_a_race_of_15_seconds_loses_doubles_and_invents_nothing(
+    database: Database, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with capsys.disabled():
+        race(database, tmp_path, seed=1, seconds=15)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(2, 7))
+def test_a_race_of_60_seconds_loses_doubles_and_invents_nothing(
+    database: Database, tmp_path: Path, capsys: pytest.CaptureFixture[str], seed: int
+) -> None:
+    with capsys.disabled():
+        race(database, tmp_path, seed=seed, seconds=60)

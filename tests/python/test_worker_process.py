@@ -1,0 +1,332 @@
+"""Workers as processes: signals, shutdown, kill -9, blocked event loops, lost connections."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+import awa
+from awa._threads import DaemonThreads
+from conftest import Database
+
+SCRIPT = Path(__file__).parent / "worker_process.py"
+
+
+@pytest.fixture
+def client(conn: psycopg.Connection) -> awa.Client:
+    conn.execute("CREATE TABLE marks (job_id bigint, attempt integer, event text)")
+    return awa.Client(conn)
+
+
+@contextlib.contextmanager
+def process(database: Database, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """A running worker process, killed at the end unless it ended before."""
+    worker = subprocess.Popen([sys.executable, SCRIPT, database.dsn, json.dumps(options)])
+    try:
+        yield worker
+    finally:
+        worker.kill()
+        worker.wait()
+
+
+def until(condition: Callable[[], object], seconds: float = 15) -> None:
+    """Wait until a condition holds."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            pytest.fail(f"still not so after {seconds} s")
+        time.sleep(0.01)
+
+
+def marks(conn: psycopg.Connection, event: str) -> list[tuple[int, int]]:
+    query = "SELECT job_id, attempt FROM marks WHERE event = %s ORDER BY job_id, attempt"
+    return [(job_id, attempt) for job_id, attempt in conn.execute(query, [event])]
+
+
+def quick_rescue(client: awa.Client, seconds: int) -> None:
+    client.set_setting("heartbeat_seconds", "1")
+    client.set_setting("staleness_seconds", str(seconds))
+
+
+# Shutdown
+
+
+def test_a_worker_stopped_by_sigterm_loses_and_repeats_nothing(
+    database: Database, client: awa.Client, conn: psycopg.Connection
+) -> None:
+    jobs = client.insert_many("quick", [{}] * 2000)
+    for _ in range(3):
+        with process(database, queues={"default": 20}) as worker:
+            before = len(marks(conn, "end"))
+            until(lambda before=before: len(marks(conn, "end")) > before + 50)
+            worker.send_signal(signal.SIGTERM)
+            assert worker.wait(20) == 0
+        counts = client.queue_counts("default")
+        assert counts.running == 0
+        assert counts.completed == len(marks(conn, "end"))
+    with process(database, queues={"default": 50}):
+        until(lambda: client.queue_counts("default").completed == 2000, 30)
+    assert marks(conn, "end") == sorted((job_id, 1) for job_id in jobs)
+
+
+def test_running_handlers_end_within_the_grace_period_and_can_be_cancelled(
+    database: Database, client: awa.Client, conn: psycopg.Connection
+) -> None:
+    quick_rescue(client, 3)
+    jobs = [
+        client.insert_job(kind, {"seconds": 5}).job_id
+        for kind in ("async_sleep", "thread_sleep", "async_sleep", "thread_sleep")
+    ]
+    with process(database, grace=30) as worker:
+        until(lambda: len(marks(conn, "start")) == 4)
+        worker.send_signal(signal.SIGTERM)
+        time.sleep(0.5)
+        late = client.insert_job("quick").job_id
+        assert client.cancel_job(jobs[1]) == "cancelled_running"
+        until(lambda: marks(conn, "cancelled") == [(jobs[1], 1)], 3)
+        assert worker.wait(20) == 0
+    assert [client.job(job_id).state for job_id in jobs] == [
+        "completed",
+        "cancelled",
+        "completed",
+        "completed",
+    ]
+    assert marks(conn, "start") == sorted((job_id, 1) for job_id in jobs)
+    assert client.job(late).state == "available"
+
+
+@pytest.mark.parametrize("by", ["grace", "second signal"])
+def test_unfinished_attempts_are_handed_back_when_the_worker_does_not_wait(
+    database: Database, client: awa.Client, conn: psycopg.Connection, by: str
+) -> None:
+    asynchronous = client.insert_job("async_sleep", {"seconds": 60}).job_id
+    thread = client.insert_job("thread_sleep", {"seconds": 60}).job_id
+    with process(database, grace=0.5 if by == "grace" else 60) as worker:
+        until(lambda: len(marks(conn, "start")) == 2)
+        worker.send_signal(signal.SIGTERM)
+        start = time.monotonic()
+        if by == "second signal":
+            time.sleep(0.5)
+            worker.send_signal(signal.SIGTERM)
+        # The thread cannot be stopped, and does not keep the process alive.
+        assert worker.wait(10) == 1
+        assert time.monotonic() - start < 5
+    info = client.job(asynchronous)
+    assert info.state in {"retryable", "scheduled", "available"}
+    assert info.errors[-1]["error"] == "worker shut down"
+    assert client.job(thread).state == "running"
+    with process(database):
+        until(lambda: (asynchronous, 2) in marks(conn, "start"))
+
+
+def test_a_thread_that_outlives_its_worker_keeps_its_lease(
+    database: Database, client: awa.Client
+) -> None:
+    quick_rescue(client, 2)
+    release = threading.Event()
+    started = threading.Event()
+    attempts: list[int] = []
+
+    def stubborn(job: awa.Job) -> None:
+        attempts.append(job.attempt)
+        started.set()
+        release.wait(30)
+
+    job_id = client.insert_job("stubborn").job_id
+
+    async def scenario() -> None:
+        async with awa.Worker(database.dsn, {"stubborn": stubborn}, grace=0.1):
+            await asyncio.to_thread(started.wait, 10)
+        async with awa.Worker(database.dsn, {"stubborn": stubborn}):
+            await asyncio.sleep(6)
+            assert client.job(job_id).state == "running"
+            release.set()
+            while client.job(job_id).state != "completed":
+                await asyncio.sleep(0.05)
+
+    asyncio.run(scenario())
+    assert attempts == [1]
+
+
+def test_a_worker_can_be_stopped_while_the_database_is_away() -> None:
+    worker = subprocess.Popen([sys.executable, SCRIPT, "host=127.0.0.1 port=1"])
+    time.sleep(1)
+    assert worker.poll() is None
+    worker.send_signal(signal.SIGTERM)
+    assert worker.wait(5) == 0
+
+
+# Death and heartbeats
+
+
+def test_the_jobs_of_a_killed_worker_run_again(
+    database: Database, client: awa.Client, conn: psycopg.Connection
+) -> None:
+    quick_rescue(client, 2)
+    jobs = client.insert_many("async_sleep", [{"seconds": 60}] * 50)
+    with process(database, queues={"default": 50}) as worker:
+        until(lambda: len(marks(conn, "start")) == 50, 30)
+        worker.send_signal(signal.SIGKILL)
+        worker.wait()
+    done = sorted(jobs)
+
+    async def quickly(job: awa.Job) -> None:
+        assert job.attempt == job.run_lease == 2
+
+    async def scenario() -> None:
+        async with awa.Worker(database.dsn, {"async_sleep": quickly}):
+            while client.queue_counts("default").completed < 50:
+                await asyncio.sleep(0.05)
+
+    asyncio.run(asyncio.wait_for(scenario(), 30))
+    infos = [client.job(job_id) for job_id in done]
+    assert {(i.state, i.attempt, i.run_lease) for i in infos} == {("completed", 2, 2)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "count"), [("block_the_loop", 1), ("compute", 1), ("compute", 16)]
+)
+def test_a_handler_that_blocks_the_interpreter_keeps_its_lease(
+    database: Database, client: awa.Client, conn: psycopg.Connection, kind: str, count: int
+) -> None:
+    quick_rescue(client, 3)
+    jobs = client.insert_many(kind, [{"seconds": 9}] * count)
+    # Claimed while the loop is blocked, its answer is read only afterwards.
+    others = client.insert_many("quick", [{}] * 20)
+    with process(database, queues={"default": count}), process(database, queues={"nothing": 1}):
+        until(lambda: len(marks(conn, "end")) == count + 20, 40)
+    assert marks(conn, "start") == sorted((job_id, 1) for job_id in jobs)
+    assert marks(conn, "end") == sorted((job_id, 1) for job_id in jobs + others)
+    assert {client.job(job_id).state for job_id in jobs} <= {"completed", "running"}
+
+
+def test_a_stopped_process_goes_on_after_its_jobs_were_rescued(
+    database: Database, client: awa.Client, conn: psycopg.Connection
+) -> None:
+    quick_rescue(client, 2)
+    job_id = client.insert_job("async_sleep", {"seconds": 1}).job_id
+    with process(database) as worker:
+        until(lambda: marks(conn, "start") == [(job_id, 1)])
+        worker.send_signal(signal.SIGSTOP)
+        with process(database):
+            until(lambda: client.job(job_id).state == "completed", 30)
+        worker.send_signal(signal.SIGCONT)
+        until(lambda: (job_id, 1) in marks(conn, "end"))
+        another = client.insert_job("quick").job_id
+        until(lambda: client.job(another).state == "completed")
+        assert worker.poll() is None
+    info = client.job(job_id)
+    assert (info.state, info.run_lease) == ("completed", 2)
+
+
+# Connections
+
+
+def backends(conn: psycopg.Connection, role: str = "") -> list[int]:
+    return [
+        pid
+        for (pid,) in conn.execute(
+            """
+            SELECT pid FROM pg_stat_activity
+            WHERE application_name LIKE %s AND datname = current_database()
+            """,
+            [f"awa {role}%"],
+        )
+    ]
+
+
+@pytest.mark.parametrize("role", ["listener", "claim", "finish", "heartbeat", ""])
+def test_a_worker_reconnects_when_the_server_ends_its_sessions(
+    database: Database,
+    client: awa.Client,
+    conn: psycopg.Connection,
+    role: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    client.set_setting("idle_poll_ms", "60000")
+    caplog.set_level(logging.INFO, "awa")
+
+    async def handler() -> None:
+        await asyncio.sleep(0)
+
+    async def end_of(job_id: int) -> None:
+        while client.job(job_id).state != "completed":
+            await asyncio.sleep(0.005)
+
+    async def scenario() -> None:
+        async with awa.Worker(database.dsn, {"k": handler}) as worker:
+            await end_of(client.insert_job("k").job_id)
+            await asyncio.sleep(1)
+            count = len(backends(conn))
+            assert count == 5
+            for pid in backends(conn, role):
+                conn.execute("SELECT pg_terminate_backend(%s)", [pid])
+            await asyncio.wait_for(end_of(client.insert_job("k").job_id), 3)
+            await asyncio.sleep(1.5)
+            assert len(backends(conn)) == count
+            # The wake-up works again, with the poll far away.
+            start = time.monotonic()
+            await asyncio.wait_for(end_of(client.insert_job("k").job_id), 1)
+            assert time.monotonic() - start < 1
+            assert worker.is_ready
+
+    asyncio.run(scenario())
+    assert len(caplog.records) < 20
+
+
+def test_no_answer_is_read_as_an_empty_queue_under_hostile_defaults(
+    database: Database, client: awa.Client, conn: psycopg.Connection
+) -> None:
+    for setting in (
+        "default_transaction_isolation = 'serializable'",
+        "statement_timeout = '2s'",
+        "lock_timeout = '100ms'",
+        "idle_in_transaction_session_timeout = '1s'",
+        "timezone = 'Asia/Kolkata'",
+    ):
+        conn.execute(f"ALTER DATABASE {database.name} SET {setting}")
+    seen: list[int] = []
+
+    async def handler(i: int) -> None:
+        await asyncio.sleep(1.5 if i < 5 else 0.001)
+        seen.append(i)
+
+    async def scenario() -> None:
+        async with awa.Worker(database.dsn, {"k": handler}):
+            for n in range(0, 500, 50):
+                client.insert_many("k", [{"i": i} for i in range(n, n + 50)])
+                await asyncio.sleep(0.05)
+            while client.queue_counts("default").completed < 500:
+                await asyncio.sleep(0.05)
+
+    asyncio.run(asyncio.wait_for(scenario(), 30))
+    assert sorted(seen) == list(range(500))
+
+
+# The executor
+
+
+def test_daemon_threads_run_what_they_are_given() -> None:
+    threads = DaemonThreads(3)
+    barrier = threading.Barrier(3, timeout=5)
+    futures = [threads.submit(barrier.wait) for _ in range(3)]
+    assert sorted(future.result(5) for future in futures) == [0, 1, 2]
+    assert threads.submit(lambda: threading.current_thread().daemon).result(5) is True
+    with pytest.raises(ZeroDivisionError):
+        threads.submit(lambda: 1 / 0).result(5)
+    threads.shutdown(wait=True)
+    with pytest.raises(RuntimeError, match="shut down"):
+        threads.submit(print)

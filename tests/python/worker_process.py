@@ -1,0 +1,77 @@
+"""A worker in a process of its own, for tests that send signals: DSN, grace and options as JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+
+import psycopg
+
+import awa
+
+DSN = sys.argv[1]
+OPTIONS = json.loads(sys.argv[2]) if len(sys.argv) > 2 else {}
+
+
+def record(job: awa.Job, event: str) -> None:
+    """Leave a mark in the application's table."""
+    with psycopg.connect(DSN, autocommit=True) as conn:
+        conn.execute(
+            "INSERT INTO marks (job_id, attempt, event) VALUES (%s, %s, %s)",
+            [job.id, job.attempt, event],
+        )
+
+
+handlers = awa.Handlers()
+
+
+@handlers.task()
+async def async_sleep(job: awa.Job, seconds: float) -> None:
+    """Sleep in the event loop."""
+    await asyncio.to_thread(record, job, "start")
+    await asyncio.sleep(seconds)
+    await asyncio.to_thread(record, job, "end")
+
+
+@handlers.task()
+def thread_sleep(job: awa.Job, seconds: float) -> None:
+    """Sleep in a thread."""
+    record(job, "start")
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if job.is_cancelled():
+            record(job, "cancelled")
+            return
+        time.sleep(0.01)
+    record(job, "end")
+
+
+@handlers.task()
+async def block_the_loop(job: awa.Job, seconds: float) -> None:
+    """What no async handler should do."""
+    record(job, "start")
+    time.sleep(seconds)  # noqa: ASYNC251 - on purpose
+    record(job, "end")
+
+
+@handlers.task()
+def compute(job: awa.Job, seconds: float) -> None:
+    """Keep the interpreter busy without ever waiting."""
+    record(job, "start")
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        sum(range(1000))
+    record(job, "end")
+
+
+@handlers.task()
+async def quick(job: awa.Job) -> None:
+    """Mark and end."""
+    await asyncio.sleep(0.001)
+    await asyncio.to_thread(record, job, "end")
+
+
+if __name__ == "__main__":
+    sys.exit(awa.run(handlers, dsn=DSN, **OPTIONS))

@@ -1,0 +1,1 @@
+"""Development tools: servers for tests and benchmarks, the test runner, source checks."""
