@@ -1,1 +1,1 @@
-"""Benchmarks: python -m bench.wal, bench.drain, bench.latency, and bench.profile_sql for maintainers."""
+"""Benchmarks: wal, drain and latency are figures; profile_sql is for maintainers."""

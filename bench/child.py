@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -52,8 +53,6 @@ class Child:
 
 
 def wait_for_end(pipe: Connection) -> None:
-    """Block until the parent closes its end."""
-    try:
+    """Block until the parent closes its end, whether it read everything or not."""
+    with contextlib.suppress(EOFError, ConnectionError):
         pipe.recv()
-    except EOFError:
-        pipe.close()

@@ -14,12 +14,12 @@ from typing import Any
 
 import awa
 from bench import naive
+from bench.calls import INSERT_MANY
 from bench.child import Child, wait_for_end
 from bench.cluster import Server, connect, server
 from bench.jobs import KIND, QUEUE, args_text
 from bench.report import Report, say
 
-INSERT_MANY = "SELECT count(*) FROM awa.insert_many(kind => %s, args => %s::jsonb[])"
 LOAD_BATCH = 1_000
 MOST_SECONDS = 600
 LEAST_RATIO = 1.0
@@ -142,7 +142,10 @@ def main() -> int:
                 )
             with loaded_naive(running, options.jobs) as dsn:
                 rates["naive"].append(jobs_per_second(naive_worker, dsn, options.jobs))
-            say(", ".join(f"{name} {r[-1]:,.0f} jobs/s" for name, r in rates.items()) + f" (round {number})")
+            say(
+                ", ".join(f"{name} {r[-1]:,.0f} jobs/s" for name, r in rates.items())
+                + f" (round {number})"
+            )
     params = {"jobs": options.jobs, "rounds": options.rounds}
     ours, theirs = median(rates["awa"]), median(rates["naive"])
     report.figure(
@@ -154,8 +157,12 @@ def main() -> int:
         concurrency=options.concurrency,
         batch=min(options.concurrency, awa.worker.BATCH),
     )
-    report.figure("naive", "jobs_per_s", theirs, "jobs/s", **params, concurrency=1, batch=naive.BATCH)
-    report.limit("drain, times naive", ours / theirs, f">= {LEAST_RATIO}", ours >= LEAST_RATIO * theirs)
+    report.figure(
+        "naive", "jobs_per_s", theirs, "jobs/s", **params, concurrency=1, batch=naive.BATCH
+    )
+    report.limit(
+        "drain, times naive", ours / theirs, f">= {LEAST_RATIO}", ours >= LEAST_RATIO * theirs
+    )
     return report.exit_status(options.check)
 
 

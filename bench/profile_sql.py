@@ -5,80 +5,44 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-import uuid
 from collections.abc import Callable
+from functools import partial
 from statistics import median
-from typing import Any, LiteralString
+from typing import Any
 
+from psycopg import sql
+
+from bench.calls import Calls, Receipt
 from bench.cluster import Connection, connect, server
-from bench.jobs import KIND, QUEUE, args_text
 from bench.report import Report, say
 
-INSERT_JOB = "SELECT job_id FROM awa.insert_job(kind => %s, args => %s::jsonb)"
-INSERT_MANY = "SELECT count(*) FROM awa.insert_many(kind => %s, args => %s::jsonb[])"
-CLAIM = """
-    SELECT claim_slot, batch_id, position
-    FROM awa.claim_ready_runtime(queue => %s, max_batch => %s, instance_id => %s)
-"""
-COMPLETE = """
-    SELECT count(*) FILTER (WHERE result = 'done')
-    FROM awa.complete_jobs(instance_id => %s, claim_slot => %s, batch_id => %s, positions => %s)
-"""
-EMPTY_CLAIM_QUEUE = "empty"
-CLAIM_STATUS = "SELECT reason FROM awa.claim_status(queue => %s, arm => true)"
-TRIVIAL = "SELECT 1"
-FUNCTION_TIMES = """
+EMPTY_QUEUE = "empty"
+TRACKING = ("track_functions", "pg_stat_statements.track")
+STATEMENT_WIDTH = 100
+FUNCTIONS = """
     SELECT funcname, calls, self_time, total_time
-    FROM pg_stat_user_functions WHERE schemaname = 'awa' ORDER BY self_time DESC LIMIT %s
+    FROM pg_stat_user_functions WHERE schemaname = 'awa' AND calls > 0
+    ORDER BY self_time DESC LIMIT %s
 """
+STATEMENTS = """
+    SELECT left(regexp_replace(query, '\\s+', ' ', 'g'), %s),
+           calls, total_plan_time, total_exec_time
+    FROM pg_stat_statements WHERE query NOT LIKE 'SET %%'
+    ORDER BY total_plan_time + total_exec_time DESC LIMIT %s
+"""
+SETTINGS = {
+    "autovacuum": "off",
+    "shared_preload_libraries": "pg_stat_statements",
+    "pg_stat_statements.track": "none",
+    "pg_stat_statements.track_planning": "on",
+}
 WARM_UP = 20
+BATCHES = (1, 100, 500)
+
+Call = Callable[[], object]
 
 
-class Calls:
-    """The hot calls on one connection; claimed jobs wait here for their completion."""
-
-    def __init__(self, conn: Connection) -> None:
-        self._conn = conn
-        self._instance = uuid.uuid4()
-        self._number = 0
-        self._claimed: list[tuple[int, int, list[int]]] = []
-
-    def insert_job(self) -> None:
-        self._number += 1
-        self._fetch(INSERT_JOB, KIND, args_text(self._number))
-
-    def insert_many(self, jobs: int) -> None:
-        self._number += jobs
-        args = [args_text(i) for i in range(self._number, self._number + jobs)]
-        self._fetch(INSERT_MANY, KIND, args)
-
-    def claim(self, most: int) -> None:
-        rows = self._fetch(CLAIM, QUEUE, most, self._instance)
-        if len(rows) != most:
-            raise RuntimeError(f"{len(rows)} jobs claimed instead of {most}")
-        slot, batch, _ = rows[0]
-        self._claimed.append((slot, batch, [position for _, _, position in rows]))
-
-    def complete(self) -> None:
-        slot, batch, positions = self._claimed.pop()
-        ((done,),) = self._fetch(COMPLETE, self._instance, slot, batch, positions)
-        if done != len(positions):
-            raise RuntimeError(f"{done} of {len(positions)} jobs completed")
-
-    def claim_nothing(self) -> None:
-        self._fetch(CLAIM, EMPTY_CLAIM_QUEUE, 100, self._instance)
-
-    def claim_status(self) -> None:
-        self._fetch(CLAIM_STATUS, EMPTY_CLAIM_QUEUE)
-
-    def trivial(self) -> None:
-        self._fetch(TRIVIAL)
-
-    def _fetch(self, statement: LiteralString, *params: object) -> list[Any]:
-        return self._conn.execute(statement, params).fetchall()
-
-
-def microseconds(call: Callable[[], None], times: int) -> float:
+def microseconds(call: Call, times: int) -> float:
     """Median time of a call, in a transaction of its own."""
     taken = []
     for number in range(WARM_UP + times):
@@ -89,19 +53,52 @@ def microseconds(call: Callable[[], None], times: int) -> float:
     return median(taken)
 
 
-def functions(conn: Connection, name: str, call: Callable[[], None], times: int, top: int) -> None:
-    """Print the functions that a call spends its time in; counting them costs time as well."""
-    conn.execute("SET track_functions = 'all'")
-    conn.execute("SELECT pg_stat_reset()")
+def show_details(conn: Connection, name: str, call: Call, times: int, top: int) -> None:
+    """Print the functions and statements that a call spends its time in.
+
+    To take these times costs time as well, so they are not those of the figures. A function's
+    self time includes its statements.
+    """
+    for setting in TRACKING:
+        conn.execute(sql.SQL("SET {} = 'all'").format(sql.SQL(setting)))
+    conn.execute("SELECT pg_stat_reset(), pg_stat_statements_reset()")
     for _ in range(times):
         call()
-    conn.execute("SET track_functions = 'none'")
+    for setting in TRACKING:
+        conn.execute(sql.SQL("SET {} = 'none'").format(sql.SQL(setting)))
     conn.execute("SELECT pg_stat_force_next_flush()")
-    rows: list[Any] = conn.execute(FUNCTION_TIMES, [top]).fetchall()
-    say(f"\n{name}, a call: microseconds self and total, calls, function")
-    for function, calls, self_ms, total_ms in rows:
+    say(f"\n{name}, microseconds a call\n    self   total   calls  function")
+    functions: list[Any] = conn.execute(FUNCTIONS, [top]).fetchall()
+    for text, calls, self_ms, total_ms in functions:
         each = (self_ms * 1_000 / times, total_ms * 1_000 / times, calls / times)
-        say("  {:8.1f} {:8.1f} {:7.1f}  {}".format(*each, function))
+        say("{:8.1f}{:8.1f}{:8.1f}  {}".format(*each, text))
+    say("    plan execute   calls  statement")
+    statements: list[Any] = conn.execute(STATEMENTS, [STATEMENT_WIDTH, top]).fetchall()
+    for text, calls, plan_ms, run_ms in statements:
+        each = (plan_ms * 1_000 / times, run_ms * 1_000 / times, calls / times)
+        say("{:8.1f}{:8.1f}{:8.1f}  {}".format(*each, text))
+
+
+def hot_calls(conn: Connection) -> dict[str, Call]:
+    """The calls to measure, in an order in which each finds the jobs that it needs."""
+    calls = Calls(conn)
+    receipts: list[Receipt] = []
+
+    def claim(jobs: int) -> Call:
+        return lambda: receipts.append(calls.claim(jobs))
+
+    def complete() -> None:
+        calls.complete(receipts.pop())
+
+    plan: dict[str, Call] = {"SELECT 1": lambda: conn.execute("SELECT 1")}
+    for jobs in BATCHES:
+        plan[f"enqueue({jobs})"] = partial(calls.enqueue, jobs)
+    for jobs in BATCHES:
+        plan[f"claim({jobs})"] = claim(jobs)
+        plan[f"complete({jobs})"] = complete
+    plan["claim(nothing)"] = partial(calls.claim_nothing, EMPTY_QUEUE)
+    plan["claim_status"] = partial(calls.claim_status, EMPTY_QUEUE)
+    return plan
 
 
 def main() -> int:
@@ -111,29 +108,18 @@ def main() -> int:
     parser.add_argument("--fsync", action="store_true", help="wait for the disk at each commit")
     options = parser.parse_args()
     report = Report("profile_sql")
-    settings = {} if options.fsync else {"synchronous_commit": "off"}
-    with server({**settings, "autovacuum": "off"}) as running, running.awa_database() as dsn:
-        with connect(dsn) as conn:
-            calls = Calls(conn)
-            # Each claim finds what an insert before it left, each completion what a claim left.
-            plan: dict[str, Callable[[], None]] = {
-                "SELECT 1": calls.trivial,
-                "insert_job": calls.insert_job,
-                "insert_many(100)": lambda: calls.insert_many(100),
-                "insert_many(500)": lambda: calls.insert_many(500),
-                "claim(1)": lambda: calls.claim(1),
-                "complete_jobs(1)": calls.complete,
-                "claim(100)": lambda: calls.claim(100),
-                "complete_jobs(100)": calls.complete,
-                "claim(500)": lambda: calls.claim(500),
-                "complete_jobs(500)": calls.complete,
-                "claim(nothing)": calls.claim_nothing,
-                "claim_status": calls.claim_status,
-            }
-            for name, call in plan.items():
-                report.figure("awa", "call_us", microseconds(call, options.times), "us", call=name)
-            for name, call in plan.items():
-                functions(conn, name, call, options.times, options.top)
+    settings = SETTINGS | {"synchronous_commit": "on" if options.fsync else "off"}
+    with (
+        server(settings) as running,
+        running.awa_database() as dsn,
+        connect(dsn) as conn,
+    ):
+        conn.execute("CREATE EXTENSION pg_stat_statements")
+        plan = hot_calls(conn)
+        for name, call in plan.items():
+            report.figure("awa", "call_us", microseconds(call, options.times), "us", call=name)
+        for name, call in plan.items():
+            show_details(conn, name, call, options.times, options.top)
     return 0
 
 

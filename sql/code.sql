@@ -1,6 +1,7 @@
 -- Re-runnable: run again at each update. The order is the direction of dependencies.
 
 -- foundation: what all planes use
+\ir foundation/ring_partitions.sql
 \ir foundation/error_codes.sql
 \ir foundation/settings.sql
 \ir foundation/positions.sql

@@ -145,7 +145,7 @@ def definitions(statements: list[Statement]) -> dict[str, Definition]:
     found: dict[str, Definition] = {}
     for statement in statements:
         if match := DEFINITION.match(statement.text):
-            # A function may share its name with the type that it returns: the first, lower one counts.
+            # A function may share its name with the type it returns: the lower plane counts.
             found.setdefault(match[2].lower(), Definition(statement.plane, match["kind"].lower()))
     return found
 
@@ -228,7 +228,8 @@ def check_manifests(root: Path) -> list[str]:
     files = {str(p.relative_to(root)) for p in root.rglob("*.sql") if p.parent != root}
     problems = [f"{name}: in no manifest" for name in sorted(files - set(names))]
     problems += [
-        f"{name}: listed twice" for name in sorted({n for n in names if names.count(n) > 1})
+        f"{name}: listed twice in {manifest}"
+        for manifest, name in sorted({pair for pair in included if included.count(pair) > 1})
     ]
     for manifest, name in included:
         if manifest == "code.sql" and Path(name).name in STATE_FILES:

@@ -19,16 +19,18 @@ SET search_path = pg_catalog, pg_temp
 AS $function$
 BEGIN
     PERFORM @extschema@._check_name('queue', queue);
-    PERFORM @extschema@._check_options('queue opts', opts, '{enqueue_shards,strict_fifo,notify,dlq,aging_seconds,deadline_seconds}');
+    PERFORM @extschema@._check_options('opts', opts,
+        '{enqueue_shards,strict_fifo,notify,dlq,aging_seconds,deadline_seconds}');
     PERFORM @extschema@._declare_queue(queue, opts);
     -- A strict queue's lanes must exist before its producers do: nobody may fall back to another lane there.
     PERFORM @extschema@._create_lanes(queue, (@extschema@._queue_options(queue)).strict_fifo);
 END
 $function$;
 COMMENT ON FUNCTION @extschema@.declare_queue(text, jsonb) IS
-'Declares a queue or changes its options; options not named keep their value. opts: enqueue_shards (1 to 64), strict_fifo (producers of a
-lane follow each other until commit), notify (wake-ups), dlq (failed jobs go to the dead letters), aging_seconds, deadline_seconds.
-Lowering enqueue_shards leaves the old lanes claimable. Errors: 22023, 23514.';
+'Declares a queue or changes its options; options not named keep their value. opts: enqueue_shards (1
+to 64), strict_fifo (producers of a lane follow each other until commit), notify (wake-ups), dlq
+(failed jobs go to the dead letters), aging_seconds, deadline_seconds. Lowering enqueue_shards leaves
+the old lanes claimable. Errors: 22023, 23514.';
 
 CREATE OR REPLACE FUNCTION @extschema@.pause_queue(queue text)
 RETURNS boolean
@@ -40,7 +42,8 @@ BEGIN
     RETURN @extschema@._set_paused(queue, clock_timestamp());
 END
 $function$;
-COMMENT ON FUNCTION @extschema@.pause_queue(text) IS 'Stops claims of a queue; running attempts go on. False when it was paused already. Errors: 22023, 23514.';
+COMMENT ON FUNCTION @extschema@.pause_queue(text) IS
+    'Stops claims of a queue; running attempts go on. False when it was paused already. Errors: 22023, 23514.';
 
 CREATE OR REPLACE FUNCTION @extschema@.resume_queue(queue text)
 RETURNS boolean
@@ -56,7 +59,8 @@ BEGIN
     RETURN false;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@.resume_queue(text) IS 'Lets a paused queue be claimed again. False when it was not paused. Errors: 22023, 23514.';
+COMMENT ON FUNCTION @extschema@.resume_queue(text) IS
+    'Lets a paused queue be claimed again. False when it was not paused. Errors: 22023, 23514.';
 
 CREATE OR REPLACE FUNCTION @extschema@._check_job_id(p_job_id bigint)
 RETURNS void
@@ -65,7 +69,8 @@ SET search_path = pg_catalog, pg_temp
 AS $function$
 BEGIN
     IF p_job_id IS NULL THEN
-        PERFORM @extschema@._refuse('22023', 'field "job_id" must not be NULL', 'Give the id that the insert returned.');
+        PERFORM @extschema@._refuse('22023', 'field "job_id" must not be NULL',
+            'Give the id that the insert returned.');
     END IF;
 END
 $function$;
@@ -82,9 +87,10 @@ BEGIN
 END
 $function$;
 COMMENT ON FUNCTION @extschema@.cancel_job(bigint, text) IS
-'Cancels a job, in the caller''s transaction. Answers what was found: cancelled (it waited), cancelled_running (its attempt ends now and its
-worker is told), already_completed, already_failed, already_cancelled, dead_lettered or pruned (nothing changed). While the transaction is
-open a running job''s batch cannot be finished. Errors: 42704 unknown id, 22023, 25001, 40001.';
+'Cancels a job, in the caller''s transaction. Answers what was found: cancelled (it waited), cancelled_running
+(its attempt ends now and its worker is told), already_completed, already_failed, already_cancelled,
+dead_lettered or pruned (nothing changed). While the transaction is open a running job''s batch cannot be
+finished. Errors: 42704 unknown id, 22023, 25001, 40001.';
 
 CREATE OR REPLACE FUNCTION @extschema@.job(job_id bigint)
 RETURNS @extschema@.job_info
@@ -93,12 +99,14 @@ SET search_path = pg_catalog, pg_temp
 AS $function$
 BEGIN
     PERFORM @extschema@._check_job_id(job_id);
+    PERFORM @extschema@._require_read_committed();
     RETURN @extschema@._job_info(job_id);
 END
 $function$;
 COMMENT ON FUNCTION @extschema@.job(bigint) IS
-'Everything known about one job. State pruned: the id was given out and nothing of the job is visible (pruned, purged, rolled back or not yet
-committed); pruned_at is then the time of the newest prune. Errors: 42704 for an id that was never given out, 22023.';
+'Everything known about one job. State pruned: the id was given out and nothing of the job is visible
+(pruned, purged or rolled back); pruned_at is then the time of the newest prune. Errors: 42704 for an id that was never
+given out or whose insert has not committed, 22023, 25001.';
 
 CREATE OR REPLACE FUNCTION @extschema@.retry_dlq(job_id bigint, opts jsonb DEFAULT '{}')
 RETURNS @extschema@.insert_result
@@ -111,11 +119,12 @@ DECLARE
     v_job @extschema@._job;
 BEGIN
     PERFORM @extschema@._check_job_id(job_id);
-    PERFORM @extschema@._check_options('retry opts', opts, '{queue,priority,delay_seconds}');
+    PERFORM @extschema@._check_options('opts', opts, '{queue,priority,delay_seconds}');
     v_delay := @extschema@._option_number(opts, 'delay_seconds', 0, 315360000);
     v_job := @extschema@._take_dead_letter(job_id, v_now);
     IF v_job.job_id IS NULL THEN
-        PERFORM @extschema@._refuse('42704', format('field "job_id": no dead letter has the id %s', job_id), 'It was retried or purged, or never failed.');
+        PERFORM @extschema@._refuse('42704', format('field "job_id": no dead letter has the id %s', job_id),
+            'It was retried or purged, or never failed.');
     END IF;
     v_job.priority := coalesce(@extschema@._option_integer(opts, 'priority', 1, 4), v_job.priority);
     IF opts ? 'queue' THEN
@@ -145,21 +154,35 @@ BEGIN
     RETURN @extschema@._purge_dead_letter(job_id);
 END
 $function$;
-COMMENT ON FUNCTION @extschema@.purge_dlq(bigint) IS 'Deletes a dead letter for good; false when there is none. Errors: 22023.';
+COMMENT ON FUNCTION @extschema@.purge_dlq(bigint) IS
+    'Deletes a dead letter for good; false when there is none. Errors: 22023.';
 
 CREATE OR REPLACE FUNCTION @extschema@.queue_counts(queue text)
 RETURNS @extschema@.queue_count
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $function$
+DECLARE
+    v_counts @extschema@.queue_count;
 BEGIN
+    PERFORM @extschema@._require_read_committed();
     PERFORM @extschema@._check_name('queue', queue);
-    RETURN @extschema@._count_jobs(queue);
+    -- TRUNCATE does not ask snapshots: the locks come before the one that counts, and vanish with the block.
+    BEGIN
+        LOCK TABLE @extschema@.ready_entries, @extschema@.ready_claim_attempt_batches, @extschema@.done_entries,
+            @extschema@.receipt_completion_batches, @extschema@.lease_claim_batches,
+            @extschema@.lease_claim_closures IN ACCESS SHARE MODE;
+        v_counts := @extschema@._count_jobs(queue);
+        RAISE EXCEPTION USING ERRCODE = 'JQ000';
+    EXCEPTION WHEN SQLSTATE 'JQ000' THEN
+        NULL;
+    END;
+    RETURN v_counts;
 END
 $function$;
 COMMENT ON FUNCTION @extschema@.queue_counts(text) IS
-'Number of jobs of a queue by state, pruned history included; exact while no job moves, otherwise one that changes state during the call may
-count twice or not at all. It counts rows: for a dashboard that looks often use queue_depths. Errors: 22023, 23514.';
+'Exact number of jobs of a queue by state at one moment, pruned history included. It counts rows: for a dashboard that
+looks often use queue_depths. Errors: 22023, 23514, 25001.';
 
 CREATE OR REPLACE FUNCTION @extschema@.queue_depths()
 RETURNS SETOF @extschema@.queue_depth
@@ -167,12 +190,13 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $function$
 BEGIN
+    PERFORM @extschema@._require_read_committed();
     RETURN QUERY SELECT d.* FROM @extschema@._lane_depths() d;
 END
 $function$;
 COMMENT ON FUNCTION @extschema@.queue_depths() IS
-'Waiting positions per lane from cursor arithmetic, without a scan. An estimate: rolled back and cancelled jobs count until a claim passes
-them, and a job that commits behind the cursor does not count.';
+'Waiting positions per lane from cursor arithmetic, without a scan. An estimate: rolled back and cancelled jobs count
+until a claim passes them, and a job that commits behind the cursor does not count. Errors: 25001.';
 
 CREATE OR REPLACE FUNCTION @extschema@.ring_status()
 RETURNS SETOF @extschema@.ring_slot_status
@@ -180,11 +204,13 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $function$
 BEGIN
+    PERFORM @extschema@._require_read_committed();
     RETURN QUERY SELECT s.* FROM @extschema@._ring_status(clock_timestamp()) s;
 END
 $function$;
 COMMENT ON FUNCTION @extschema@.ring_status() IS
-'Each slot of each ring: generation, rows and bytes, age, and what keeps it from being reused (current, planned, unclaimed, receipts, retention), with the queue or instance in detail.';
+'Each slot of each ring: generation, rows and bytes, age, and what keeps it from being reused (current, planned,
+unclaimed, receipts, retention), with the queue or instance in detail. Errors: 25001.';
 
 CREATE OR REPLACE FUNCTION @extschema@.set_setting(name text, value text)
 RETURNS void
@@ -195,7 +221,9 @@ BEGIN
     PERFORM @extschema@._set_setting(name, value);
 END
 $function$;
-COMMENT ON FUNCTION @extschema@.set_setting(text, text) IS 'Changes a setting; NULL restores its default. The settings view lists them. Errors: 42704 unknown name, 22023 bad value.';
+COMMENT ON FUNCTION @extschema@.set_setting(text, text) IS
+    'Changes a setting; NULL restores its default. '
+    'The settings view lists them. Errors: 42704 unknown name, 22023 bad value.';
 
 CREATE OR REPLACE FUNCTION @extschema@.verify()
 RETURNS SETOF @extschema@.tick_report
@@ -206,14 +234,20 @@ DECLARE
     v_start timestamptz := clock_timestamp();
 BEGIN
     PERFORM @extschema@._require_read_committed();
-    RETURN QUERY SELECT v.step, 'done', v.changed, extract(epoch FROM clock_timestamp() - v_start)::double precision * 1000, NULL::jsonb
-    FROM (VALUES ('verify_rings', @extschema@._verify_rings()), ('verify_lanes', @extschema@._verify_lanes()),
-                 ('verify_sequences', @extschema@._verify_sequences())) v (step, changed);
+    RETURN QUERY
+    SELECT v.step, 'done', v.changed, extract(epoch FROM clock_timestamp() - v_start)::double precision * 1000,
+           NULL::jsonb
+    FROM (VALUES
+        ('verify_rings', @extschema@._verify_rings()),
+        ('verify_lanes', @extschema@._verify_lanes()),
+        ('verify_sequences', @extschema@._verify_sequences())
+        ) v (step, changed);
 END
 $function$;
 COMMENT ON FUNCTION @extschema@.verify() IS
-'After a restore, a logical copy or a failover, before workers start: brings cursors and sequences in line with the rows. Harmless at any
-other time, but it waits for open producers. Returns what it changed. Errors: 25001.';
+'After a restore, a logical copy or a failover, before workers start: brings cursors and sequences in line with the
+rows. Harmless at any other time, but it waits for open producers. Returns what it changed. Errors: 25001,
+55000 when tables and lane sequences have different owners: call set_owner first.';
 
 -- Ownership and rights. Security invoker: the caller must be allowed to do this.
 CREATE OR REPLACE FUNCTION @extschema@.set_owner(owner regrole)
@@ -227,14 +261,21 @@ BEGIN
     IF owner IS NULL OR NOT EXISTS (SELECT FROM pg_roles r WHERE r.oid = owner) THEN
         PERFORM @extschema@._refuse('42704', 'field "owner" names no role', 'Create a NOLOGIN role first.');
     END IF;
+    IF EXISTS (SELECT FROM pg_roles r WHERE r.oid = owner AND r.rolsuper) THEN
+        PERFORM @extschema@._refuse('22023', format('field "owner": role %s is a superuser', owner),
+            'Name a NOLOGIN role without attributes: SECURITY DEFINER functions will run as it.');
+    END IF;
     EXECUTE format('ALTER SCHEMA @extschema@ OWNER TO %s', owner);
     FOR v_object IN
-        SELECT CASE c.relkind WHEN 'v' THEN 'VIEW' WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END AS class, c.oid::regclass::text AS name
+        SELECT CASE c.relkind WHEN 'v' THEN 'VIEW' WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END AS class,
+               c.oid::regclass::text AS name
         FROM pg_class c
         WHERE c.relnamespace = '@extschema@'::regnamespace AND c.relkind IN ('r', 'p', 'v', 'S')
           -- The owner of an owned sequence follows its table.
-          AND NOT (c.relkind = 'S' AND EXISTS (SELECT FROM pg_depend d WHERE d.objid = c.oid AND d.classid = 'pg_class'::regclass
-                                                AND d.refclassid = 'pg_class'::regclass AND d.deptype = 'a'))
+          AND NOT (c.relkind = 'S' AND EXISTS (
+              SELECT FROM pg_depend d
+              WHERE d.objid = c.oid AND d.classid = 'pg_class'::regclass
+                AND d.refclassid = 'pg_class'::regclass AND d.deptype = 'a'))
         UNION ALL
         SELECT 'TYPE', t.oid::regtype::text FROM pg_type t LEFT JOIN pg_class c ON c.oid = t.typrelid
         WHERE t.typnamespace = '@extschema@'::regnamespace AND (t.typtype IN ('e', 'd') OR c.relkind = 'c')
@@ -246,5 +287,5 @@ BEGIN
 END
 $function$;
 COMMENT ON FUNCTION @extschema@.set_owner(regrole) IS
-'Gives the schema and everything in it to a role, which should be NOLOGIN and without attributes or memberships: SECURITY DEFINER functions run as it.
-Owner or superuser only. Errors: 42704, 42501.';
+'Gives the schema and everything in it to a role, which should be NOLOGIN and without attributes or memberships:
+SECURITY DEFINER functions run as it. Owner or superuser only. Errors: 42704, 22023 for a superuser, 42501.';

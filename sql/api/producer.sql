@@ -1,8 +1,8 @@
 -- Calls of producers. They join the caller's transaction; a job is visible on commit and gone on rollback.
 
 CREATE OR REPLACE FUNCTION @extschema@.insert_job(
-    kind text, args jsonb DEFAULT '{}', queue text DEFAULT 'default', priority integer DEFAULT 2, max_attempts integer DEFAULT 25,
-    run_at timestamptz DEFAULT NULL, opts jsonb DEFAULT '{}')
+    kind text, args jsonb DEFAULT '{}', queue text DEFAULT 'default', priority integer DEFAULT 2,
+    max_attempts integer DEFAULT 25, run_at timestamptz DEFAULT NULL, opts jsonb DEFAULT '{}')
 RETURNS @extschema@.insert_result
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -13,9 +13,11 @@ DECLARE
     v_run_at timestamptz := run_at;
     v_job_id bigint;
 BEGIN
-    PERFORM @extschema@._check_job(kind, args, queue, priority, max_attempts, run_at);
-    v_ext := @extschema@._job_ext(opts, max_attempts);
-    IF opts ? 'delay_seconds' THEN
+    IF NOT coalesce(@extschema@._is_plain_job(kind, args, queue, priority, max_attempts, run_at), false) THEN
+        PERFORM @extschema@._check_job(kind, args, queue, priority, max_attempts, run_at);
+    END IF;
+    IF opts IS DISTINCT FROM '{}' OR max_attempts <> 25 THEN
+        v_ext := @extschema@._job_ext(opts, max_attempts);
         v_run_at := @extschema@._delayed(run_at, opts, v_now);
     END IF;
     IF coalesce(v_run_at, v_now) <= v_now THEN
@@ -26,13 +28,15 @@ BEGIN
     END IF;
     SELECT d.job_id INTO v_job_id
     FROM @extschema@._defer(ARRAY[@extschema@._born_at(
-        @extschema@._new_job(kind, args, queue, priority, opts ->> 'ordering_key', v_run_at, v_ext), v_now)], 'scheduled') d;
+        @extschema@._new_job(kind, args, queue, priority, opts ->> 'ordering_key', v_run_at, v_ext),
+        v_now)], 'scheduled') d;
     RETURN ROW(v_job_id, 'scheduled', false, NULL)::@extschema@.insert_result;
 END
 $function$;
 COMMENT ON FUNCTION @extschema@.insert_job(text, jsonb, text, integer, integer, timestamptz, jsonb) IS
 'Enqueues one job in the caller''s transaction.
-kind, queue: 1 to 200 printable characters. args: any JSON up to args_max_bytes and 256 levels. priority: 1 (first) to 4.
+kind, queue: 1 to 200 printable characters. args: any JSON up to args_max_bytes
+and 256 levels. priority: 1 (first) to 4.
 max_attempts: 1 to 1000. run_at: not before this time; NULL or past means now.
 opts: tags, metadata, ordering_key, delay_seconds, deadline_seconds (per attempt), keep_result, backoff, trace.
 Returns the id and state. Errors: 22023 bad value or unknown option, 23514 limit, JQ007 option of a later version.';
@@ -44,29 +48,35 @@ SET search_path = pg_catalog, pg_temp
 AS $function$
 BEGIN
     IF p_run_at IS NOT NULL AND p_opts ->> 'delay_seconds' IS NOT NULL THEN
-        PERFORM @extschema@._refuse('22023', 'field "run_at" and option "delay_seconds" exclude each other', 'Give one of them.');
+        PERFORM @extschema@._refuse('22023', 'field "run_at" and option "delay_seconds" exclude each other',
+            'Give one of them.');
     END IF;
-    RETURN coalesce(p_run_at, p_now + make_interval(secs => @extschema@._option_number(p_opts, 'delay_seconds', 0, 315360000)::double precision));
+    RETURN coalesce(p_run_at, p_now + make_interval(
+        secs => @extschema@._option_number(p_opts, 'delay_seconds', 0, 315360000)::double precision));
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._delayed(timestamptz, jsonb, timestamptz) IS 'Internal: run time from run_at or delay_seconds (22023 when both are given).';
+COMMENT ON FUNCTION @extschema@._delayed(timestamptz, jsonb, timestamptz) IS
+    'Internal: run time from run_at or delay_seconds (22023 when both are given).';
 
-CREATE OR REPLACE FUNCTION @extschema@._new_job(p_kind text, p_args jsonb, p_queue text, p_priority integer, p_ordering_key text,
-    p_run_at timestamptz, p_ext jsonb)
+CREATE OR REPLACE FUNCTION @extschema@._new_job(
+    p_kind text, p_args jsonb, p_queue text, p_priority integer, p_ordering_key text, p_run_at timestamptz,
+    p_ext jsonb)
 RETURNS @extschema@._job
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$
 BEGIN
-    RETURN ROW(NULL, p_queue, p_priority, @extschema@._pick_shard((@extschema@._queue_options(p_queue)).enqueue_shards, p_ordering_key),
-               p_run_at, 0, 0, p_kind, p_args, p_ext)::@extschema@._job;
+    RETURN ROW(NULL, p_queue, p_priority,
+        @extschema@._pick_shard((@extschema@._queue_options(p_queue)).enqueue_shards, p_ordering_key),
+        p_run_at, 0, 0, p_kind, p_args, p_ext)::@extschema@._job;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._new_job(text, jsonb, text, integer, text, timestamptz, jsonb) IS 'Internal: a checked job, not yet stored.';
+COMMENT ON FUNCTION @extschema@._new_job(text, jsonb, text, integer, text, timestamptz, jsonb) IS
+    'Internal: a checked job, not yet stored.';
 
 CREATE OR REPLACE FUNCTION @extschema@.insert_many(
-    kind text, args jsonb[], queue text DEFAULT 'default', priority integer DEFAULT 2, max_attempts integer DEFAULT 25,
-    run_at timestamptz DEFAULT NULL, opts jsonb DEFAULT '{}')
+    kind text, args jsonb[], queue text DEFAULT 'default', priority integer DEFAULT 2,
+    max_attempts integer DEFAULT 25, run_at timestamptz DEFAULT NULL, opts jsonb DEFAULT '{}')
 RETURNS SETOF bigint
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -80,20 +90,25 @@ BEGIN
     PERFORM @extschema@._check_job(kind, '{}', queue, priority, max_attempts, run_at);
     PERFORM @extschema@._check_args_list(args);
     v_ext := @extschema@._job_ext(opts, max_attempts);
-    IF opts ? 'delay_seconds' THEN
-        v_run_at := @extschema@._delayed(run_at, opts, v_now);
-    END IF;
+    v_run_at := @extschema@._delayed(run_at, opts, v_now);
     IF cardinality(args) = 0 THEN
         RETURN;
     END IF;
     IF coalesce(v_run_at, v_now) <= v_now THEN
-        RETURN QUERY SELECT r.id FROM @extschema@._append_ready_many(queue, priority, opts ->> 'ordering_key', kind, args, v_now, v_ext) r (id);
+        RETURN QUERY
+        SELECT r.id
+        FROM @extschema@._append_ready_many(
+            queue, priority, opts ->> 'ordering_key', kind, args, v_now, v_ext) r (id);
         IF FOUND THEN
             RETURN;
         END IF;
     END IF;
-    v_job := @extschema@._born_at(@extschema@._new_job(kind, '{}', queue, priority, opts ->> 'ordering_key', v_run_at, v_ext), v_now);
-    RETURN QUERY SELECT d.job_id FROM @extschema@._defer(@extschema@._with_args(v_job, args), 'scheduled') d ORDER BY d.ordinal;
+    v_job := @extschema@._born_at(
+        @extschema@._new_job(kind, '{}', queue, priority, opts ->> 'ordering_key', v_run_at, v_ext), v_now);
+    RETURN QUERY
+    SELECT d.job_id
+    FROM @extschema@._defer(@extschema@._with_args(v_job, args), 'scheduled') d
+    ORDER BY d.ordinal;
 END
 $function$;
 COMMENT ON FUNCTION @extschema@.insert_many(text, jsonb[], text, integer, integer, timestamptz, jsonb) IS
@@ -117,15 +132,20 @@ DECLARE
     v_item record;
 BEGIN
     IF p_args IS NULL OR array_ndims(p_args) > 1 THEN
-        PERFORM @extschema@._refuse('22023', 'field "args" must be a one-dimensional array', 'Give one JSON value per job.');
+        PERFORM @extschema@._refuse('22023', 'field "args" must be a one-dimensional array',
+            'Give one JSON value per job.');
     END IF;
-    FOR v_item IN SELECT a.args, a.o FROM unnest(p_args) WITH ORDINALITY a (args, o)
-                  WHERE a.args IS NULL OR pg_column_size(a.args) >= 1024 OR pg_column_compression(a.args) IS NOT NULL LOOP
+    FOR v_item IN
+        SELECT a.args, a.o
+        FROM unnest(p_args) WITH ORDINALITY a (args, o)
+        WHERE a.args IS NULL OR pg_column_size(a.args) >= 1024 OR pg_column_compression(a.args) IS NOT NULL
+    LOOP
         PERFORM @extschema@._check_payload(format('args[%s]', v_item.o), v_item.args, NULL);
     END LOOP;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._check_args_list(jsonb[]) IS 'Internal: checks each args of a bulk insert (22023, 23514).';
+COMMENT ON FUNCTION @extschema@._check_args_list(jsonb[]) IS
+    'Internal: checks each args of a bulk insert (22023, 23514).';
 
 CREATE OR REPLACE FUNCTION @extschema@.insert_jobs(jobs jsonb, opts jsonb DEFAULT '{}')
 RETURNS SETOF @extschema@.insert_result
@@ -140,13 +160,19 @@ BEGIN
     IF jobs IS NULL OR jsonb_typeof(jobs) <> 'array' THEN
         PERFORM @extschema@._refuse('22023', 'field "jobs" must be a JSON array', 'Give an array of job objects.');
     END IF;
-    v_jobs := ARRAY(SELECT @extschema@._parse_job(j.item, j.o, v_now) FROM jsonb_array_elements(jobs) WITH ORDINALITY j (item, o) ORDER BY j.o);
-    RETURN QUERY SELECT i.job_id, i.state, false, NULL::text FROM @extschema@._insert_parsed(v_jobs, v_now) i ORDER BY i.ordinal;
+    v_jobs := ARRAY(
+        SELECT @extschema@._parse_job(j.item, j.o, v_now)
+        FROM jsonb_array_elements(jobs) WITH ORDINALITY j (item, o)
+        ORDER BY j.o);
+    RETURN QUERY
+    SELECT i.job_id, i.state, false, NULL::text
+    FROM @extschema@._insert_parsed(v_jobs, v_now) i
+    ORDER BY i.ordinal;
 END
 $function$;
 COMMENT ON FUNCTION @extschema@.insert_jobs(jsonb, jsonb) IS
-'Enqueues an array of job objects whose keys are the parameter names of insert_job; one result each, in order, all or nothing.
-Errors as insert_job; the message names the item, counted from 1.';
+'Enqueues an array of job objects whose keys are the parameter names of insert_job; one result each, in order, all or
+nothing. Errors as insert_job; the message names the item, counted from 1.';
 
 CREATE OR REPLACE FUNCTION @extschema@._parse_job(p_item jsonb, p_ordinal bigint, p_now timestamptz)
 RETURNS @extschema@._job
@@ -166,7 +192,8 @@ DECLARE
     v_state text;
 BEGIN
     PERFORM @extschema@._check_options('job', p_item, '{kind,args,queue,priority,max_attempts,run_at,opts}');
-    IF jsonb_typeof(coalesce(p_item -> 'kind', '""')) <> 'string' OR jsonb_typeof(coalesce(p_item -> 'queue', '""')) <> 'string' THEN
+    IF jsonb_typeof(coalesce(p_item -> 'kind', '""')) <> 'string'
+       OR jsonb_typeof(coalesce(p_item -> 'queue', '""')) <> 'string' THEN
         PERFORM @extschema@._refuse('22023', 'fields "kind" and "queue" must be strings', 'Correct them.');
     END IF;
     v_queue := coalesce(p_item ->> 'queue', 'default');
@@ -176,13 +203,15 @@ BEGIN
     PERFORM @extschema@._check_job(p_item ->> 'kind', v_args, v_queue, v_priority, v_max_attempts, v_run_at);
     v_ext := @extschema@._job_ext(v_opts, v_max_attempts);
     v_run_at := @extschema@._delayed(v_run_at, v_opts, p_now);
-    RETURN @extschema@._new_job(p_item ->> 'kind', v_args, v_queue, v_priority, v_opts ->> 'ordering_key', v_run_at, v_ext);
+    RETURN @extschema@._new_job(
+        p_item ->> 'kind', v_args, v_queue, v_priority, v_opts ->> 'ordering_key', v_run_at, v_ext);
 EXCEPTION WHEN invalid_parameter_value OR check_violation OR SQLSTATE 'JQ007' THEN
     GET STACKED DIAGNOSTICS v_message = MESSAGE_TEXT, v_hint = PG_EXCEPTION_HINT, v_state = RETURNED_SQLSTATE;
     PERFORM @extschema@._refuse(v_state, format('jobs[%s]: %s', p_ordinal, v_message), v_hint);
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._parse_job(jsonb, bigint, timestamptz) IS 'Internal: one item of insert_jobs, checked (22023, 23514, JQ007, with the item named).';
+COMMENT ON FUNCTION @extschema@._parse_job(jsonb, bigint, timestamptz) IS
+    'Internal: one item of insert_jobs, checked (22023, 23514, JQ007, with the item named).';
 
 -- Times in JSON carry their offset: a time without one would mean another instant in another session.
 CREATE OR REPLACE FUNCTION @extschema@._parse_run_at(p_value jsonb)
@@ -213,40 +242,52 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$
 DECLARE
-    v_due bigint[] := ARRAY(SELECT o FROM generate_subscripts(p_jobs, 1) o WHERE coalesce(p_jobs[o].run_at, p_now) <= p_now ORDER BY o);
+    v_due bigint[] := ARRAY(
+        SELECT o
+        FROM generate_subscripts(p_jobs, 1) o
+        WHERE coalesce(p_jobs[o].run_at, p_now) <= p_now
+        ORDER BY o);
     v_appended bigint[];
     v_ids bigint[];
     v_later bigint[];
 BEGIN
     IF cardinality(v_due) > 0 THEN
         SELECT array_agg(v_due[a.ordinal]), array_agg(a.job_id) INTO v_appended, v_ids
-        FROM @extschema@._append_ready(ARRAY(SELECT @extschema@._due_at(p_jobs[o], p_now) FROM unnest(v_due) o), false) a;
+        FROM @extschema@._append_ready(
+            ARRAY(SELECT @extschema@._due_at(p_jobs[o], p_now) FROM unnest(v_due) o), false) a;
         RETURN QUERY SELECT u.o, u.id, 'available'::@extschema@.job_state FROM unnest(v_appended, v_ids) u (o, id);
     END IF;
-    v_later := ARRAY(SELECT o FROM generate_subscripts(p_jobs, 1) o EXCEPT SELECT o FROM unnest(v_appended) o ORDER BY 1);
+    v_later := ARRAY(
+        SELECT o FROM generate_subscripts(p_jobs, 1) o
+        EXCEPT
+        SELECT o FROM unnest(v_appended) o
+        ORDER BY 1);
     IF cardinality(v_later) > 0 THEN
         RETURN QUERY
         SELECT v_later[d.ordinal], d.job_id, 'scheduled'::@extschema@.job_state
-        FROM @extschema@._defer(ARRAY(SELECT @extschema@._born_at(p_jobs[o], p_now) FROM unnest(v_later) o), 'scheduled') d;
+        FROM @extschema@._defer(
+            ARRAY(SELECT @extschema@._born_at(p_jobs[o], p_now) FROM unnest(v_later) o), 'scheduled') d;
     END IF;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._insert_parsed(@extschema@._job[], timestamptz) IS 'Internal: inserts checked jobs; one answer each.';
+COMMENT ON FUNCTION @extschema@._insert_parsed(@extschema@._job[], timestamptz) IS
+    'Internal: inserts checked jobs; one answer each.';
 
 CREATE OR REPLACE FUNCTION @extschema@._due_at(p_job @extschema@._job, p_now timestamptz)
 RETURNS @extschema@._job
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN ROW((p_job).job_id, (p_job).queue, (p_job).priority, (p_job).shard, p_now, (p_job).attempt, (p_job).run_lease, (p_job).kind,
-           (p_job).args, (p_job).ext)::@extschema@._job;
+RETURN ROW((p_job).job_id, (p_job).queue, (p_job).priority, (p_job).shard, p_now, (p_job).attempt,
+           (p_job).run_lease, (p_job).kind, (p_job).args, (p_job).ext)::@extschema@._job;
 COMMENT ON FUNCTION @extschema@._due_at(@extschema@._job, timestamptz) IS 'Internal: a job that is ready from now on.';
 
 CREATE OR REPLACE FUNCTION @extschema@._born_at(p_job @extschema@._job, p_now timestamptz)
 RETURNS @extschema@._job
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN ROW((p_job).job_id, (p_job).queue, (p_job).priority, (p_job).shard, coalesce((p_job).run_at, p_now), (p_job).attempt,
-           (p_job).run_lease, (p_job).kind, (p_job).args,
+RETURN ROW((p_job).job_id, (p_job).queue, (p_job).priority, (p_job).shard, coalesce((p_job).run_at, p_now),
+           (p_job).attempt, (p_job).run_lease, (p_job).kind, (p_job).args,
            coalesce((p_job).ext, '{}') || jsonb_build_object('created_at', p_now))::@extschema@._job;
-COMMENT ON FUNCTION @extschema@._born_at(@extschema@._job, timestamptz) IS 'Internal: a job that starts deferred, with its time of birth.';
+COMMENT ON FUNCTION @extschema@._born_at(@extschema@._job, timestamptz) IS
+    'Internal: a job that starts deferred, with its time of birth.';
 
 CREATE OR REPLACE FUNCTION @extschema@.ordering_shard(key text, shards integer)
 RETURNS integer
@@ -255,7 +296,8 @@ SET search_path = pg_catalog, pg_temp
 AS $function$
 BEGIN
     IF key IS NULL OR shards IS NULL OR shards NOT BETWEEN 1 AND 64 THEN
-        PERFORM @extschema@._refuse('22023', 'fields "key" and "shards" need a text and a number from 1 to 64', 'Correct them.');
+        PERFORM @extschema@._refuse('22023', 'fields "key" and "shards" need a text and a number from 1 to 64',
+            'Correct them.');
     END IF;
     RETURN mod(@extschema@._ordering_hash(key), shards);
 END

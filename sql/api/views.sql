@@ -1,14 +1,16 @@
--- Views for people and dashboards. They scan: look-ups of one job have job().
+-- Views for people and dashboards. They scan: look-ups of one job have job(). Those that read rings refuse an older
+-- snapshot (25001): it would miss what prune has emptied, and show ended jobs as waiting.
 
 CREATE OR REPLACE FUNCTION @extschema@._list_ready()
 RETURNS TABLE (job @extschema@._job, slot integer, "position" bigint, is_dead boolean, is_unclaimed boolean)
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$
 BEGIN
     RETURN QUERY
-    SELECT ROW(coalesce(r.job_id, r."position"), l.queue, l.priority, l.shard, r.run_at, coalesce((r.ext ->> 'attempt')::integer, 0),
-               coalesce((r.ext ->> 'run_lease')::bigint, 0), r.kind, r.args, nullif(r.ext - '{attempt,run_lease}'::text[], '{}'))::@extschema@._job,
+    SELECT ROW(coalesce(r.job_id, r."position"), l.queue, l.priority, l.shard, r.run_at,
+               coalesce((r.ext ->> 'attempt')::integer, 0), coalesce((r.ext ->> 'run_lease')::bigint, 0),
+               r.kind, r.args, nullif(r.ext - '{attempt,run_lease}'::text[], '{}'))::@extschema@._job,
            r.slot::integer, r."position",
            EXISTS (SELECT FROM @extschema@.ready_tombstones t WHERE t.slot = r.slot AND t."position" = r."position"),
            @extschema@._is_unclaimed(l.emission, r."position")
@@ -25,15 +27,19 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $function$
 BEGIN
+    PERFORM @extschema@._require_read_committed();
     RETURN QUERY
-    SELECT i.* FROM @extschema@.done_entries d
+    SELECT i.*
+    FROM @extschema@.done_entries d
     LEFT JOIN @extschema@._list_ready() r ON r.slot = d.slot AND r."position" = d."position",
     LATERAL @extschema@._done_info(d, r.job) i;
     RETURN QUERY
-    SELECT (x.info).job_id, 'completed', (x.info).kind, (x.info).queue, (x.info).priority, (x.info).args, (x.info).attempt,
-           (x.info).max_attempts, (x.info).run_lease, (x.info).run_at, (x.info).created_at, x.attempted_at, x.finalized_at,
-           NULL::timestamptz, (x.info).tags, (x.info).metadata, NULL::jsonb, NULL::jsonb, (x.info).errors, NULL::text, NULL::uuid, NULL::timestamptz
-    FROM (SELECT @extschema@._job_info_of(@extschema@._next_attempt(r.job), 'completed') AS info, b.attempted_at, b.finalized_at
+    SELECT (x.info).job_id, 'completed', (x.info).kind, (x.info).queue, (x.info).priority, (x.info).args,
+           (x.info).attempt, (x.info).max_attempts, (x.info).run_lease, (x.info).run_at, (x.info).created_at,
+           x.attempted_at, x.finalized_at, NULL::timestamptz, (x.info).tags, (x.info).metadata, NULL::jsonb,
+           NULL::jsonb, (x.info).errors, NULL::text, NULL::uuid, NULL::timestamptz
+    FROM (SELECT @extschema@._job_info_of(@extschema@._next_attempt(r.job), 'completed') AS info,
+                 b.attempted_at, b.finalized_at
           FROM (SELECT c.slot, c.attempted_at, c.finalized_at, unnest(@extschema@._to_list(c.positions)) AS "position"
                 FROM @extschema@.receipt_completion_batches c) b
           JOIN @extschema@._list_ready() r ON r.slot = b.slot AND r."position" = b."position") x;
@@ -58,6 +64,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $function$
 BEGIN
+    PERFORM @extschema@._require_read_committed();
     RETURN QUERY SELECT i.* FROM @extschema@.deferred_jobs d, LATERAL @extschema@._backlog_info(d.job_id) i;
     RETURN QUERY SELECT i.* FROM @extschema@._list_ready() r, LATERAL @extschema@._job_info_of(r.job, 'available') i
                  WHERE r.is_unclaimed AND NOT r.is_dead;
@@ -75,16 +82,20 @@ $function$;
 COMMENT ON FUNCTION @extschema@._list_jobs() IS 'Internal: every job that is not pruned.';
 
 CREATE OR REPLACE VIEW @extschema@.jobs AS SELECT j.* FROM @extschema@._list_jobs() j;
-COMMENT ON VIEW @extschema@.jobs IS 'Every job that is not pruned, in the form of job(). Dead letters are failed, with reason. It reads all of them.';
+COMMENT ON VIEW @extschema@.jobs IS
+    'Every job that is not pruned, in the form of job(). Dead letters are failed, with reason. It reads all of them.';
 
 CREATE OR REPLACE VIEW @extschema@.terminal_jobs AS SELECT j.* FROM @extschema@._list_terminal() j;
-COMMENT ON VIEW @extschema@.terminal_jobs IS 'Completed, failed and cancelled jobs within retention; dead letters are not among them.';
+COMMENT ON VIEW @extschema@.terminal_jobs IS
+    'Completed, failed and cancelled jobs within retention; dead letters are not among them.';
 
 CREATE OR REPLACE VIEW @extschema@.dlq AS SELECT j.* FROM @extschema@._list_dlq() j;
-COMMENT ON VIEW @extschema@.dlq IS 'Dead letters: failed jobs on hold until retry_dlq, purge_dlq or dlq_retention_seconds.';
+COMMENT ON VIEW @extschema@.dlq IS
+    'Dead letters: failed jobs on hold until retry_dlq, purge_dlq or dlq_retention_seconds.';
 
 CREATE OR REPLACE FUNCTION @extschema@._list_queues()
-RETURNS TABLE (queue text, enqueue_shards integer, strict_fifo boolean, notify boolean, dlq boolean, aging_seconds numeric,
+RETURNS TABLE (
+    queue text, enqueue_shards integer, strict_fifo boolean, notify boolean, dlq boolean, aging_seconds numeric,
     deadline_seconds numeric, paused_at timestamptz, lanes bigint)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -111,7 +122,8 @@ AS $function$
 BEGIN
     RETURN QUERY
     SELECT i.instance_id, i.info, i.started_at, i.heartbeat_at,
-           coalesce(i.heartbeat_at > clock_timestamp() - make_interval(secs => @extschema@._setting('staleness_seconds')::double precision), false)
+           coalesce(i.heartbeat_at > clock_timestamp() - make_interval(
+               secs => @extschema@._setting('staleness_seconds')::double precision), false)
     FROM @extschema@.runtime_instances i;
 END
 $function$;

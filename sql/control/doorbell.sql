@@ -1,5 +1,6 @@
 -- Wake-ups. A flag says until when some worker of its queues sleeps; producers notify only while that lies ahead.
--- Flags are UNLOGGED sequences used as shared memory. Only workers that go to sleep write one; it expires by itself.
+-- Flags are UNLOGGED sequences used as shared memory. Only workers that go to sleep write one; it expires by itself,
+-- and a crash resets it, which is right: the crash has woken every sleeper by closing its connection.
 
 CREATE OR REPLACE FUNCTION @extschema@._doorbell(p_queue text)
 RETURNS regclass
@@ -11,26 +12,46 @@ CREATE OR REPLACE FUNCTION @extschema@._channel(p_queue text)
 RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE STRICT
 RETURN 'awa_' || left(md5('@extschema@/' || p_queue), 24);
-COMMENT ON FUNCTION @extschema@._channel(text) IS 'Internal: notification channel of a queue: short, whatever the name.';
+COMMENT ON FUNCTION @extschema@._channel(text) IS
+    'Internal: notification channel of a queue: short, whatever the name.';
 
--- Called after the lane position was taken: a sleeper arms first and looks at positions second, so one sees the other.
-CREATE OR REPLACE FUNCTION @extschema@._ring_doorbell(p_queue text)
+-- Spells out _doorbell(), because only a plain expression is inlined into the insert that asks.
+CREATE OR REPLACE FUNCTION @extschema@._someone_sleeps(p_queue text)
 RETURNS boolean
+LANGUAGE sql VOLATILE PARALLEL UNSAFE
+RETURN coalesce(pg_sequence_last_value(('@extschema@.doorbell_' || (hashtext(p_queue) & 63))::regclass), 0)
+    >= extract(epoch FROM clock_timestamp()) * 1000;
+COMMENT ON FUNCTION @extschema@._someone_sleeps(text) IS 'Internal: whether the flag of a queue lies ahead.';
+
+CREATE OR REPLACE FUNCTION @extschema@._notify_workers(p_queue text, p_payload text)
+RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$
 BEGIN
-    IF coalesce(pg_sequence_last_value(@extschema@._doorbell(p_queue)), 9223372036854775807)
-           < extract(epoch FROM clock_timestamp()) * 1000
-       OR current_setting('awa.notify', true) IN ('off', 'false', '0', 'no')
-       OR NOT (@extschema@._queue_options(p_queue)).notify THEN
-        RETURN false;
+    IF coalesce(current_setting('awa.notify', true), 'on') NOT IN ('off', 'false', '0', 'no')
+       AND (@extschema@._queue_options(p_queue)).notify THEN
+        PERFORM pg_notify(@extschema@._channel(p_queue), p_payload);
     END IF;
-    PERFORM pg_notify(@extschema@._channel(p_queue), '');
-    RETURN true;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._ring_doorbell(text) IS 'Internal: notifies the workers of a queue if one of them sleeps; off by awa.notify or the queue.';
+COMMENT ON FUNCTION @extschema@._notify_workers(text, text) IS
+    'Internal: notifies the workers of a queue, unless the session setting awa.notify or the queue turns that off.';
+
+-- Called after the lane position was taken: a sleeper arms first and looks at positions second, so one sees the other.
+CREATE OR REPLACE FUNCTION @extschema@._ring_doorbell(p_queue text)
+RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+BEGIN
+    IF @extschema@._someone_sleeps(p_queue) THEN
+        PERFORM @extschema@._notify_workers(p_queue, '');
+    END IF;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._ring_doorbell(text) IS
+    'Internal: notifies the workers of a queue if one of them sleeps.';
 
 CREATE OR REPLACE FUNCTION @extschema@._arm_doorbell(p_queue text, p_until timestamptz)
 RETURNS void
@@ -41,10 +62,11 @@ DECLARE
     v_flag regclass := @extschema@._doorbell(p_queue);
     v_until bigint := ceil(extract(epoch FROM p_until) * 1000);
 BEGIN
-    -- Never shorten another sleeper's flag; one that was never called is armed for ever, until a first sleeper sets a time.
+    -- Never shorten another sleeper's flag.
     IF coalesce(pg_sequence_last_value(v_flag), 0) < v_until THEN
         PERFORM setval(v_flag, v_until);
     END IF;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._arm_doorbell(text, timestamptz) IS 'Internal: asks producers to notify until the given time.';
+COMMENT ON FUNCTION @extschema@._arm_doorbell(text, timestamptz) IS
+    'Internal: asks producers to notify until the given time.';

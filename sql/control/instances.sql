@@ -10,7 +10,8 @@ BEGIN
     ON CONFLICT (instance_id) DO UPDATE SET info = excluded.info WHERE i.info IS DISTINCT FROM excluded.info;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._register_instance(uuid, jsonb, timestamptz) IS 'Internal: makes an instance known, or replaces its description.';
+COMMENT ON FUNCTION @extschema@._register_instance(uuid, jsonb, timestamptz) IS
+    'Internal: makes an instance known, or replaces its description.';
 
 -- A claim makes its owner known, so that rescue finds every owner in one small table.
 CREATE OR REPLACE FUNCTION @extschema@._note_owner(p_instance uuid, p_now timestamptz)
@@ -27,7 +28,8 @@ BEGIN
     END IF;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._note_owner(uuid, timestamptz) IS 'Internal: makes sure that the owner of a claim has a row.';
+COMMENT ON FUNCTION @extschema@._note_owner(uuid, timestamptz) IS
+    'Internal: makes sure that the owner of a claim has a row.';
 
 CREATE OR REPLACE FUNCTION @extschema@._record_heartbeat(p_instance uuid, p_held int8multirange, p_now timestamptz)
 RETURNS void
@@ -39,7 +41,8 @@ DECLARE
 BEGIN
     -- Callers beat often to hear of cancellations; the row changes once an interval, or at once to end a suspicion.
     UPDATE @extschema@.runtime_instances i
-    SET heartbeat_before_at = i.heartbeat_at, held_before = i.held, heartbeat_at = p_now, held = p_held, suspect_at = NULL
+    SET heartbeat_before_at = i.heartbeat_at, held_before = i.held,
+        heartbeat_at = p_now, held = p_held, suspect_at = NULL
     WHERE i.instance_id = p_instance
       AND (i.heartbeat_at IS NULL OR i.suspect_at IS NOT NULL OR i.heartbeat_at <= p_now - v_interval);
     IF NOT FOUND THEN
@@ -53,7 +56,7 @@ COMMENT ON FUNCTION @extschema@._record_heartbeat(uuid, int8multirange, timestam
     'Internal: stores a heartbeat and what the instance holds (NULL: all).';
 
 -- Marks silent instances suspect and returns the ones that stayed silent one further interval.
-CREATE OR REPLACE FUNCTION @extschema@._dead_instances(p_now timestamptz)
+CREATE OR REPLACE FUNCTION @extschema@._detect_dead_instances(p_now timestamptz)
 RETURNS uuid[]
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
@@ -69,7 +72,8 @@ BEGIN
                      WHERE i.suspect_at <= p_now - v_beat AND i.heartbeat_at < p_now - v_stale), '{}');
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._dead_instances(timestamptz) IS 'Internal: two-step death: silent makes suspect, silent one interval longer makes dead.';
+COMMENT ON FUNCTION @extschema@._detect_dead_instances(timestamptz) IS
+    'Internal: two-step death: silent makes suspect, silent one interval longer makes dead.';
 
 CREATE OR REPLACE FUNCTION @extschema@._delete_instances(p_instances uuid[], p_before timestamptz)
 RETURNS bigint
@@ -87,4 +91,5 @@ BEGIN
     RETURN v_deleted;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._delete_instances(uuid[], timestamptz) IS 'Internal: forgets instances that were silent since before a time.';
+COMMENT ON FUNCTION @extschema@._delete_instances(uuid[], timestamptz) IS
+    'Internal: forgets instances that were silent since before a time.';

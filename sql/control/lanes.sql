@@ -16,10 +16,13 @@ BEGIN
     RETURN v_lane;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._find_lane(text, integer, integer) IS 'Internal: the lane of a queue, priority and shard; a NULL lane_id when there is none.';
+COMMENT ON FUNCTION @extschema@._find_lane(text, integer, integer) IS
+    'Internal: the lane of a queue, priority and shard; a NULL lane_id when there is none.';
 
--- Nobody waits: where a creation of the same lane is in flight the answer is NULL, unless p_sibling asks for a second lane.
-CREATE OR REPLACE FUNCTION @extschema@._create_lane(p_queue text, p_priority integer, p_shard integer, p_sibling boolean)
+-- Nobody waits: where a creation of the same lane is in flight the answer is NULL,
+-- unless p_sibling asks for a second lane.
+CREATE OR REPLACE FUNCTION @extschema@._create_lane(
+    p_queue text, p_priority integer, p_shard integer, p_sibling boolean)
 RETURNS @extschema@.queue_lanes
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
@@ -29,7 +32,7 @@ DECLARE
     v_id integer;
 BEGIN
     -- An older snapshot may miss a lane that exists; it must not make a second one for every such transaction.
-    IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
+    IF NOT @extschema@._is_read_committed() THEN
         RETURN NULL;
     END IF;
     IF NOT pg_try_advisory_xact_lock(@extschema@._lock_key('new_lane',
@@ -73,7 +76,8 @@ BEGIN
     END LOOP;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._create_lanes(text, boolean) IS 'Internal: makes the lanes of a queue, of priority 2 or of all, ahead of use.';
+COMMENT ON FUNCTION @extschema@._create_lanes(text, boolean) IS
+    'Internal: makes the lanes of a queue, of priority 2 or of all, ahead of use.';
 
 -- Hash of an ordering key: start 14695981039346656037, then for each byte h * 1099511628211 + byte, modulo 2^64.
 CREATE OR REPLACE FUNCTION @extschema@._ordering_hash(p_key text)
@@ -118,7 +122,8 @@ AS $function$
 DECLARE
     v_tail bigint;
 BEGIN
-    EXECUTE format('SELECT CASE WHEN s.is_called THEN s.last_value ELSE s.last_value - 1 END FROM @extschema@.lane_%s s', p_lane)
+    EXECUTE format('SELECT CASE WHEN s.is_called THEN s.last_value ELSE s.last_value - 1 END
+                    FROM @extschema@.lane_%s s', p_lane)
         INTO v_tail;
     RETURN v_tail;
 END

@@ -17,7 +17,8 @@ BEGIN
     RETURN v_meta;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._queue_options(text) IS 'Internal: options of a queue, the defaults when it was never declared.';
+COMMENT ON FUNCTION @extschema@._queue_options(text) IS
+    'Internal: options of a queue, the defaults when it was never declared.';
 
 CREATE OR REPLACE FUNCTION @extschema@._declare_queue(p_queue text, p_opts jsonb)
 RETURNS void
@@ -35,10 +36,14 @@ BEGIN
         coalesce(v_shards, v_meta.enqueue_shards),
         coalesce(@extschema@._option_boolean(p_opts, 'strict_fifo'), v_meta.strict_fifo),
         coalesce(@extschema@._option_boolean(p_opts, 'notify'), v_meta.notify),
-        CASE WHEN p_opts ? 'dlq' THEN @extschema@._option_boolean(p_opts, 'dlq') ELSE v_meta.dlq END,
-        CASE WHEN p_opts ? 'aging_seconds' THEN @extschema@._option_number(p_opts, 'aging_seconds', 0, 86400)
+        CASE WHEN p_opts ? 'dlq'
+             THEN @extschema@._option_boolean(p_opts, 'dlq')
+             ELSE v_meta.dlq END,
+        CASE WHEN p_opts ? 'aging_seconds'
+             THEN @extschema@._option_number(p_opts, 'aging_seconds', 0, 86400)
              ELSE v_meta.aging_seconds END,
-        CASE WHEN p_opts ? 'deadline_seconds' THEN @extschema@._option_number(p_opts, 'deadline_seconds', 0.001, 31536000)
+        CASE WHEN p_opts ? 'deadline_seconds'
+             THEN @extschema@._option_number(p_opts, 'deadline_seconds', 0.001, 31536000)
              ELSE v_meta.deadline_seconds END)
     ON CONFLICT (queue) DO UPDATE SET
         enqueue_shards = excluded.enqueue_shards, strict_fifo = excluded.strict_fifo, notify = excluded.notify,
@@ -48,7 +53,8 @@ BEGIN
                           excluded.aging_seconds, excluded.deadline_seconds);
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._declare_queue(text, jsonb) IS 'Internal: stores queue options; those not named keep their value (22023).';
+COMMENT ON FUNCTION @extschema@._declare_queue(text, jsonb) IS
+    'Internal: stores queue options; those not named keep their value (22023).';
 
 CREATE OR REPLACE FUNCTION @extschema@._set_paused(p_queue text, p_paused_at timestamptz)
 RETURNS boolean
@@ -65,13 +71,16 @@ BEGIN
     RETURN FOUND;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._set_paused(text, timestamptz) IS 'Internal: pauses or resumes (NULL) a queue; true when that changed anything.';
+COMMENT ON FUNCTION @extschema@._set_paused(text, timestamptz) IS
+    'Internal: pauses or resumes (NULL) a queue; true when that changed anything.';
 
 CREATE OR REPLACE FUNCTION @extschema@._paused_queues()
 RETURNS text[]
 LANGUAGE sql STABLE PARALLEL SAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$
-    SELECT coalesce(array_agg(m.queue ORDER BY m.queue), '{}') FROM @extschema@.queue_meta m WHERE m.paused_at IS NOT NULL
+    SELECT coalesce(array_agg(m.queue ORDER BY m.queue), '{}')
+    FROM @extschema@.queue_meta m
+    WHERE m.paused_at IS NOT NULL
 $function$;
 COMMENT ON FUNCTION @extschema@._paused_queues() IS 'Internal: queues that are paused.';

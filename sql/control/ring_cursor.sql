@@ -3,7 +3,7 @@
 
 CREATE OR REPLACE FUNCTION @extschema@._ring_cursor(p_ring text)
 RETURNS bigint
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$
 BEGIN
@@ -13,7 +13,8 @@ BEGIN
     RETURN (SELECT s.last_value FROM @extschema@.claim_ring s);
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._ring_cursor(text) IS 'Internal: generation * 64 + slot of the current slot, whatever the snapshot.';
+COMMENT ON FUNCTION @extschema@._ring_cursor(text) IS
+    'Internal: generation * 64 + slot of the current slot, whatever the snapshot.';
 
 -- Newest generation of each slot that was ever current.
 CREATE OR REPLACE FUNCTION @extschema@._ring_slots(p_ring text)
@@ -41,7 +42,8 @@ BEGIN
     END IF;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._ring_slots(text) IS 'Internal: newest generation of every slot in use, and when it became current.';
+COMMENT ON FUNCTION @extschema@._ring_slots(text) IS
+    'Internal: newest generation of every slot in use, and when it became current.';
 
 -- When a slot stopped being current; NULL for the current one and for one that never was.
 CREATE OR REPLACE FUNCTION @extschema@._slot_left_at(p_ring text, p_slot integer)
@@ -62,20 +64,24 @@ END
 $function$;
 COMMENT ON FUNCTION @extschema@._slot_left_at(text, integer) IS 'Internal: when a slot stopped being current.';
 
-CREATE OR REPLACE FUNCTION @extschema@._plan_rotation(p_ring text, p_slot integer, p_generation bigint, p_now timestamptz)
+CREATE OR REPLACE FUNCTION @extschema@._plan_rotation(
+    p_ring text, p_slot integer, p_generation bigint, p_now timestamptz)
 RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$
 BEGIN
     IF p_ring = 'queue' THEN
-        INSERT INTO @extschema@.queue_ring_rotations (generation, slot, rotated_at) VALUES (p_generation, p_slot, p_now);
+        INSERT INTO @extschema@.queue_ring_rotations (generation, slot, rotated_at)
+        VALUES (p_generation, p_slot, p_now);
     ELSE
-        INSERT INTO @extschema@.claim_ring_rotations (generation, slot, rotated_at) VALUES (p_generation, p_slot, p_now);
+        INSERT INTO @extschema@.claim_ring_rotations (generation, slot, rotated_at)
+        VALUES (p_generation, p_slot, p_now);
     END IF;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._plan_rotation(text, integer, bigint, timestamptz) IS 'Internal: appends the ledger row of the next generation.';
+COMMENT ON FUNCTION @extschema@._plan_rotation(text, integer, bigint, timestamptz) IS
+    'Internal: appends the ledger row of the next generation.';
 
 -- Slot planned for the generation after the current one; NULL when none is.
 CREATE OR REPLACE FUNCTION @extschema@._planned_slot(p_ring text, p_generation bigint)
@@ -102,11 +108,12 @@ BEGIN
                    p_generation * 64 + p_slot);
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._set_ring_cursor(text, bigint, integer) IS 'Internal: moves a ring cursor to a ledger row that is committed.';
+COMMENT ON FUNCTION @extschema@._set_ring_cursor(text, bigint, integer) IS
+    'Internal: moves a ring cursor to a ledger row that is committed.';
 
--- Whether a leaf holds blocks. Takes no lock on it and reads no row.
+-- Whether a leaf holds blocks. Reads no row, and holds no lock on the leaf afterwards.
 CREATE OR REPLACE FUNCTION @extschema@._leaf_in_use(p_table text, p_slot integer)
 RETURNS boolean
-LANGUAGE sql VOLATILE PARALLEL UNSAFE
+LANGUAGE sql STABLE PARALLEL SAFE
 RETURN pg_relation_size(('@extschema@.' || p_table || '_' || p_slot)::regclass) > 0;
 COMMENT ON FUNCTION @extschema@._leaf_in_use(text, integer) IS 'Internal: whether a leaf of a ring table holds blocks.';

@@ -1,5 +1,5 @@
--- Coordination rows: queues, lanes, ring ledgers, instances. Narrow and cold: nothing here is written
--- per job. Written by this plane. Ring ledgers only grow (a row per rotation); the rest is bounded by queues and workers.
+-- Coordination rows: queues, lanes, ring ledgers, instances. Narrow and cold: nothing here is written per job.
+-- Written by this plane. Ring ledgers only grow (a row per rotation); the rest is bounded by queues and workers.
 -- Invariants: a lane id is never reused; the newest ledger row is at most one generation ahead of the ring's sequence.
 
 CREATE TABLE @extschema@.queue_meta (
@@ -20,7 +20,8 @@ CREATE SEQUENCE @extschema@.lane_ids AS integer MAXVALUE 2097150;
 COMMENT ON SEQUENCE @extschema@.lane_ids IS 'Lane ids; lane 0 is the number space of jobs that start deferred.';
 
 CREATE SEQUENCE @extschema@.job_ids MAXVALUE 4398046511103;
-COMMENT ON SEQUENCE @extschema@.job_ids IS 'Ids of jobs that start deferred; a job inserted ready is called by its position.';
+COMMENT ON SEQUENCE @extschema@.job_ids IS
+    'Ids of jobs that start deferred; a job inserted ready is called by its position.';
 
 CREATE TABLE @extschema@.queue_lanes (
     lane_id      integer NOT NULL,
@@ -35,7 +36,8 @@ CREATE TABLE @extschema@.queue_lanes (
     CONSTRAINT queue_lanes_shard_check CHECK (shard BETWEEN 0 AND 63)
 );
 CREATE INDEX queue_lanes_queue_idx ON @extschema@.queue_lanes (queue, priority, shard, lane_id);
-COMMENT ON TABLE @extschema@.queue_lanes IS 'Registry of lanes: (queue, priority, shard) with the sequence of positions and the idle hint.';
+COMMENT ON TABLE @extschema@.queue_lanes IS
+    'Registry of lanes: (queue, priority, shard) with the sequence of positions and the idle hint.';
 
 CREATE SEQUENCE @extschema@.queue_ring MINVALUE 0 START 0;
 CREATE SEQUENCE @extschema@.claim_ring MINVALUE 0 START 0;
@@ -80,11 +82,11 @@ FROM unnest(ARRAY['queue_meta', 'lane_ids', 'job_ids', 'queue_lanes', 'queue_rin
 
 DO $do$
 BEGIN
-    -- UNLOGGED sequences used as shared memory: a crash resets them to "armed".
+    -- UNLOGGED sequences used as shared memory.
     FOR v_bell IN 0 .. 63 LOOP
         EXECUTE format('CREATE UNLOGGED SEQUENCE @extschema@.doorbell_%s MINVALUE 0 START 0', v_bell);
         EXECUTE format('COMMENT ON SEQUENCE @extschema@.doorbell_%s IS %L', v_bell,
-            'Doorbell flag: a worker sleeps until this time (epoch milliseconds); never called means armed.');
+            'Doorbell flag: some worker sleeps until this time (epoch milliseconds).');
         PERFORM @extschema@._mark_for_dump(format('@extschema@.doorbell_%s', v_bell)::regclass);
     END LOOP;
 END

@@ -1,15 +1,19 @@
--- Dead letters: failed jobs on hold. They keep errors, progress and run_lease, so that no attempt of a former life fits.
+-- Dead letters: failed jobs on hold. They keep errors, progress and run_lease,
+-- so that no attempt of a former life fits.
 
 CREATE OR REPLACE FUNCTION @extschema@._dead_letter(p_job @extschema@._job, p_reason text, p_now timestamptz)
 RETURNS void
 LANGUAGE sql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$
-    INSERT INTO @extschema@.dlq_entries (job_id, dlq_at, run_lease, priority, shard, attempt, queue, kind, reason, args, ext)
-    VALUES (p_job.job_id, p_now, p_job.run_lease, p_job.priority, p_job.shard, p_job.attempt, p_job.queue, p_job.kind, p_reason,
-            p_job.args, coalesce(p_job.ext, '{}') || jsonb_build_object('run_at', p_job.run_at))
+    INSERT INTO @extschema@.dlq_entries
+        (job_id, dlq_at, run_lease, priority, shard, attempt, queue, kind, reason, args, ext)
+    VALUES (p_job.job_id, p_now, p_job.run_lease, p_job.priority, p_job.shard, p_job.attempt, p_job.queue,
+            p_job.kind, p_reason, p_job.args,
+            coalesce(p_job.ext, '{}') || jsonb_build_object('run_at', p_job.run_at))
 $function$;
-COMMENT ON FUNCTION @extschema@._dead_letter(@extschema@._job, text, timestamptz) IS 'Internal: puts a failed job on hold.';
+COMMENT ON FUNCTION @extschema@._dead_letter(@extschema@._job, text, timestamptz) IS
+    'Internal: puts a failed job on hold.';
 
 -- Removes a dead letter and returns it as a fresh life: attempt 0, run_lease kept, progress dropped.
 CREATE OR REPLACE FUNCTION @extschema@._take_dead_letter(p_job_id bigint, p_now timestamptz)
@@ -26,7 +30,8 @@ BEGIN
     RETURN v_job;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._take_dead_letter(bigint, timestamptz) IS 'Internal: removes a dead letter and returns the job, ready to run again.';
+COMMENT ON FUNCTION @extschema@._take_dead_letter(bigint, timestamptz) IS
+    'Internal: removes a dead letter and returns the job, ready to run again.';
 
 CREATE OR REPLACE FUNCTION @extschema@._purge_dead_letter(p_job_id bigint)
 RETURNS boolean
@@ -48,7 +53,8 @@ SET enable_seqscan = off
 SET enable_bitmapscan = off
 AS $function$
 DECLARE
-    v_before timestamptz := p_now - make_interval(secs => @extschema@._setting('dlq_retention_seconds')::double precision);
+    v_before timestamptz := p_now
+        - make_interval(secs => @extschema@._setting('dlq_retention_seconds')::double precision);
     v_deleted bigint;
 BEGIN
     DELETE FROM @extschema@.dlq_entries d
@@ -58,4 +64,5 @@ BEGIN
     RETURN v_deleted;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._expire_dead_letters(integer, timestamptz) IS 'Internal: deletes dead letters older than dlq_retention_seconds.';
+COMMENT ON FUNCTION @extschema@._expire_dead_letters(integer, timestamptz) IS
+    'Internal: deletes dead letters older than dlq_retention_seconds.';

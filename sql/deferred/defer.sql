@@ -8,12 +8,15 @@ AS $function$
 BEGIN
     RETURN QUERY
     WITH chosen AS MATERIALIZED (
-        SELECT j.o, coalesce(j.job_id, nextval('@extschema@.job_ids')) AS id, j.run_at, j.run_lease, j.priority, j.shard, j.attempt,
-               j.queue, j.kind, j.args, j.ext
-        FROM unnest(p_jobs) WITH ORDINALITY j (job_id, queue, priority, shard, run_at, attempt, run_lease, kind, args, ext, o)),
+        SELECT j.o, coalesce(j.job_id, nextval('@extschema@.job_ids')) AS id, j.run_at, j.run_lease, j.priority,
+               j.shard, j.attempt, j.queue, j.kind, j.args, j.ext
+        FROM unnest(p_jobs) WITH ORDINALITY
+            j (job_id, queue, priority, shard, run_at, attempt, run_lease, kind, args, ext, o)),
     stored AS (
-        INSERT INTO @extschema@.deferred_jobs (job_id, run_at, run_lease, state, priority, shard, attempt, queue, kind, args, ext)
-        SELECT c.id, c.run_at, c.run_lease, p_state, c.priority, c.shard, c.attempt, c.queue, c.kind, c.args, c.ext FROM chosen c)
+        INSERT INTO @extschema@.deferred_jobs
+            (job_id, run_at, run_lease, state, priority, shard, attempt, queue, kind, args, ext)
+        SELECT c.id, c.run_at, c.run_lease, p_state, c.priority, c.shard, c.attempt, c.queue, c.kind, c.args, c.ext
+        FROM chosen c)
     SELECT c.o, c.id FROM chosen c;
 END
 $function$;
@@ -30,7 +33,8 @@ DECLARE
     v_job @extschema@._job;
 BEGIN
     DELETE FROM @extschema@.deferred_jobs d WHERE d.job_id = p_job_id
-    RETURNING d.job_id, d.queue, d.priority, d.shard, d.run_at, d.attempt, d.run_lease, d.kind, d.args, d.ext INTO v_job;
+    RETURNING d.job_id, d.queue, d.priority, d.shard, d.run_at, d.attempt, d.run_lease, d.kind, d.args, d.ext
+    INTO v_job;
     RETURN v_job;
 END
 $function$;

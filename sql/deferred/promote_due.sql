@@ -8,18 +8,33 @@ SET enable_bitmapscan = off
 AS $function$
 DECLARE
     v_ids bigint[];
+    v_held text[] := '{}'::text[];
+    v_left text[];
+    v_moved bigint := 0;
 BEGIN
-    v_ids := ARRAY(SELECT d.job_id FROM @extschema@.deferred_jobs d WHERE d.run_at <= p_now
-                   ORDER BY d.run_at, d.job_id LIMIT p_limit FOR UPDATE SKIP LOCKED);
-    IF cardinality(v_ids) = 0 THEN
-        RETURN 0;
-    END IF;
-    RETURN @extschema@._promote(v_ids, p_now);
+    LOOP
+        v_ids := ARRAY(
+            SELECT d.job_id
+            FROM @extschema@.deferred_jobs d
+            WHERE d.run_at <= p_now AND d.queue <> ALL (v_held)
+            ORDER BY d.run_at, d.job_id
+            LIMIT p_limit - v_moved
+            FOR UPDATE SKIP LOCKED);
+        EXIT WHEN cardinality(v_ids) = 0;
+        v_moved := v_moved + @extschema@._promote(v_ids, p_now);
+        -- What is still there belongs to strict_fifo lanes that producers hold: the others must not wait behind it.
+        v_left := ARRAY(SELECT DISTINCT d.queue FROM @extschema@.deferred_jobs d WHERE d.job_id = ANY (v_ids));
+        EXIT WHEN v_left = '{}';
+        v_held := v_held || v_left;
+    END LOOP;
+    RETURN v_moved;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._promote_due(integer, timestamptz) IS 'Internal: makes up to so many due jobs available.';
+COMMENT ON FUNCTION @extschema@._promote_due(integer, timestamptz) IS
+    'Internal: makes up to so many due jobs available.';
 
--- A job that cannot be promoted ends failed with the reason, and the others go on: the batch is halved until it stands alone.
+-- A job that cannot be promoted ends failed with the reason, and the others go on:
+-- the batch is halved until it stands alone.
 CREATE OR REPLACE FUNCTION @extschema@._promote(p_ids bigint[], p_now timestamptz)
 RETURNS bigint
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
@@ -34,11 +49,16 @@ DECLARE
     v_moved bigint;
 BEGIN
     BEGIN
-        SELECT array_agg(ROW(d.job_id, d.queue, d.priority, d.shard, d.run_at, d.attempt, d.run_lease, d.kind, d.args, d.ext)::@extschema@._job
-                         ORDER BY d.run_at, d.job_id)
-        INTO v_jobs FROM @extschema@.deferred_jobs d WHERE d.job_id = ANY (p_ids);
+        SELECT array_agg(
+            ROW(d.job_id, d.queue, d.priority, d.shard, d.run_at, d.attempt, d.run_lease, d.kind, d.args,
+                d.ext)::@extschema@._job
+            ORDER BY d.run_at, d.job_id)
+        INTO v_jobs
+        FROM @extschema@.deferred_jobs d
+        WHERE d.job_id = ANY (p_ids);
         -- Those of a strict_fifo lane that a producer holds stay for the next round.
-        DELETE FROM @extschema@.deferred_jobs d WHERE d.job_id IN (SELECT a.job_id FROM @extschema@._append_ready(v_jobs, true) a);
+        DELETE FROM @extschema@.deferred_jobs d
+        WHERE d.job_id IN (SELECT a.job_id FROM @extschema@._append_ready(v_jobs, true) a);
         GET DIAGNOSTICS v_moved = ROW_COUNT;
         RETURN v_moved;
     EXCEPTION WHEN data_exception OR integrity_constraint_violation OR program_limit_exceeded THEN
@@ -52,4 +72,5 @@ BEGIN
     RETURN 0;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._promote(bigint[], timestamptz) IS 'Internal: moves locked deferred jobs to their lanes; one that cannot go ends failed.';
+COMMENT ON FUNCTION @extschema@._promote(bigint[], timestamptz) IS
+    'Internal: moves locked deferred jobs to their lanes; one that cannot go ends failed.';

@@ -1,7 +1,8 @@
 -- Progress of running attempts: the only mutable state of an attempt, paid for by those that use it.
 
-CREATE OR REPLACE FUNCTION @extschema@._set_progress(p_job_id bigint, p_run_lease bigint, p_slot integer, p_batch bigint, p_position bigint,
-    p_progress jsonb, p_now timestamptz)
+CREATE OR REPLACE FUNCTION @extschema@._set_progress(
+    p_job_id bigint, p_run_lease bigint, p_slot integer, p_batch bigint, p_position bigint, p_progress jsonb,
+    p_now timestamptz)
 RETURNS boolean
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
@@ -20,7 +21,8 @@ BEGIN
     IF v_job.job_id IS DISTINCT FROM p_job_id OR v_job.run_lease + 1 IS DISTINCT FROM p_run_lease THEN
         RETURN false;
     END IF;
-    INSERT INTO @extschema@.attempt_state (batch_id, "position", progress, updated_at) VALUES (p_batch, p_position, p_progress, p_now)
+    INSERT INTO @extschema@.attempt_state (batch_id, "position", progress, updated_at)
+    VALUES (p_batch, p_position, p_progress, p_now)
     ON CONFLICT (batch_id, "position") DO UPDATE SET progress = excluded.progress, updated_at = excluded.updated_at;
     RETURN true;
 END
@@ -28,7 +30,8 @@ $function$;
 COMMENT ON FUNCTION @extschema@._set_progress(bigint, bigint, integer, bigint, bigint, jsonb, timestamptz) IS
     'Internal: stores the progress of an open attempt; false when it is closed.';
 
--- Removes the progress of ending attempts and returns it by position. Costs one look at an empty file when nobody uses progress.
+-- Removes the progress of ending attempts and returns it by position. Costs one look at
+-- an empty file when nobody uses progress.
 CREATE OR REPLACE FUNCTION @extschema@._take_progress(p_batch bigint, p_positions int8multirange)
 RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
@@ -49,4 +52,5 @@ BEGIN
     RETURN v_progress;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._take_progress(bigint, int8multirange) IS 'Internal: removes and returns the progress of positions of a batch.';
+COMMENT ON FUNCTION @extschema@._take_progress(bigint, int8multirange) IS
+    'Internal: removes and returns the progress of positions of a batch.';

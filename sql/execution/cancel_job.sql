@@ -1,8 +1,10 @@
 -- Cancel, and look-up of one job, wherever it is.
 
 -- The open receipt of a position. A scan of the claim ring: rare, and the ring is small.
-CREATE OR REPLACE FUNCTION @extschema@._find_receipt(p_position bigint,
-    OUT claim_slot integer, OUT batch_id bigint, OUT owner uuid, OUT claimed_at timestamptz, OUT deadline_at timestamptz)
+CREATE OR REPLACE FUNCTION @extschema@._find_receipt(
+    p_position bigint,
+    OUT claim_slot integer, OUT batch_id bigint, OUT owner uuid, OUT claimed_at timestamptz,
+    OUT deadline_at timestamptz)
 RETURNS record
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
@@ -10,22 +12,26 @@ AS $function$
 BEGIN
     FOR v_slot IN 0 .. 7 LOOP
         CONTINUE WHEN NOT @extschema@._leaf_in_use('lease_claim_batches', v_slot);
-        EXECUTE format('SELECT %1$s, b.batch_id, b.owner, b.claimed_at, b.deadline_at FROM @extschema@.lease_claim_batches_%1$s b
+        EXECUTE format('SELECT %1$s, b.batch_id, b.owner, b.claimed_at, b.deadline_at
+                        FROM @extschema@.lease_claim_batches_%1$s b
                         WHERE b.positions @> $1', v_slot)
             INTO claim_slot, batch_id, owner, claimed_at, deadline_at USING p_position;
         EXIT WHEN batch_id IS NOT NULL;
     END LOOP;
-    IF batch_id IS NOT NULL AND (@extschema@._closure_outcome(claim_slot, batch_id, p_position)).outcome IS NOT NULL THEN
+    IF batch_id IS NOT NULL
+       AND @extschema@._closure_outcome(claim_slot, batch_id, p_position) IS NOT NULL THEN
         batch_id := NULL;
     END IF;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._find_receipt(bigint) IS 'Internal: the open receipt of a position; batch_id is NULL when there is none.';
+COMMENT ON FUNCTION @extschema@._find_receipt(bigint) IS
+    'Internal: the open receipt of a position; batch_id is NULL when there is none.';
 
--- The live ready row of a job with the cursor of its lane. Runs in a block that ends by an exception, so that its relation
--- locks vanish: a caller that idles in its transaction blocks the prune of no slot it has only looked at.
-CREATE OR REPLACE FUNCTION @extschema@._look_up_ready(p_job_id bigint, OUT slot integer, OUT "position" bigint, OUT run_lease bigint,
-    OUT is_unclaimed boolean)
+-- The live ready row of a job with the cursor of its lane. Runs in a block that ends by an exception, so that its
+-- relation locks vanish: a caller that idles in its transaction blocks the prune of no slot it has only looked at.
+CREATE OR REPLACE FUNCTION @extschema@._look_up_ready(
+    p_job_id bigint,
+    OUT slot integer, OUT "position" bigint, OUT run_lease bigint, OUT is_unclaimed boolean)
 RETURNS record
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
@@ -41,7 +47,8 @@ BEGIN
         "position" := v_row."position";
         run_lease := v_row.run_lease;
         IF slot IS NOT NULL THEN
-            is_unclaimed := @extschema@._is_unclaimed(@extschema@._newest_emission(@extschema@._lane_of("position")), "position");
+            is_unclaimed := @extschema@._is_unclaimed(
+                @extschema@._newest_emission(@extschema@._lane_of("position")), "position");
         END IF;
         RAISE EXCEPTION USING ERRCODE = 'JQ000';
     EXCEPTION WHEN SQLSTATE 'JQ000' THEN
@@ -49,7 +56,8 @@ BEGIN
     END;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._look_up_ready(bigint) IS 'Internal: where the live body of a job lies and whether it was claimed.';
+COMMENT ON FUNCTION @extschema@._look_up_ready(bigint) IS
+    'Internal: where the live body of a job lies and whether it was claimed.';
 
 -- Not waiting and not running: what it is then.
 CREATE OR REPLACE FUNCTION @extschema@._ended_state(p_job_id bigint, p_slot integer, p_position bigint)
@@ -72,18 +80,25 @@ BEGIN
         RETURN v_done.state;
     END IF;
     IF p_job_id >= @extschema@._lane_base(1) THEN
-        v_issued := EXISTS (SELECT FROM @extschema@.queue_lanes l WHERE l.lane_id = @extschema@._lane_of(p_job_id))
-                    AND p_job_id <= @extschema@._lane_tail(@extschema@._lane_of(p_job_id));
+        -- A position without a row that no claim has passed may belong to an insert that has not committed yet.
+        v_issued := EXISTS (
+            SELECT FROM @extschema@.queue_lanes l
+            WHERE l.lane_id = @extschema@._lane_of(p_job_id) AND p_job_id <= @extschema@._lane_tail(l.lane_id)
+              AND (NOT @extschema@._is_unclaimed(@extschema@._newest_emission(l.lane_id), p_job_id)
+                   OR @extschema@._lane_is_quiet(l.lane_id)));
     ELSE
-        v_issued := p_job_id BETWEEN 1 AND (SELECT CASE WHEN s.is_called THEN s.last_value ELSE 0 END FROM @extschema@.job_ids s);
+        v_issued := p_job_id BETWEEN 1 AND (
+            SELECT CASE WHEN s.is_called THEN s.last_value ELSE 0 END FROM @extschema@.job_ids s);
     END IF;
     RETURN CASE WHEN v_issued THEN 'pruned' END;
 END
 $function$;
 COMMENT ON FUNCTION @extschema@._ended_state(bigint, integer, bigint) IS
-    'Internal: dead_lettered, completed, failed, cancelled, pruned (an id that was given out and left no trace), or NULL.';
+    'Internal: dead_lettered, completed, failed, cancelled, '
+    'pruned (an id that was given out and left no trace), or NULL.';
 
-CREATE OR REPLACE FUNCTION @extschema@._cancel_running(p_position bigint, p_slot integer, p_reason text, p_now timestamptz)
+CREATE OR REPLACE FUNCTION @extschema@._cancel_running(
+    p_position bigint, p_slot integer, p_reason text, p_now timestamptz)
 RETURNS boolean
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
@@ -105,12 +120,12 @@ BEGIN
     END IF;
     SELECT (r.job).* INTO v_job FROM @extschema@._read_ready(p_slot, ARRAY[p_position]) r;
     v_progress := @extschema@._take_progress(v_receipt.batch_id, v_one);
-    PERFORM @extschema@._move_attempt(@extschema@._ended_job(@extschema@._next_attempt(v_job), v_progress -> p_position::text),
+    PERFORM @extschema@._move_attempt(
+        @extschema@._ended_job(@extschema@._next_attempt(v_job), v_progress -> p_position::text),
         'cancelled', p_slot, p_position, v_batch.claimed_at, NULL, NULL, p_reason, NULL, p_now);
-    PERFORM @extschema@._append_closure(v_receipt.claim_slot, v_receipt.batch_id, v_batch.next_no, 'cancelled', v_one, p_reason, p_now);
-    IF coalesce(current_setting('awa.notify', true), 'on') NOT IN ('off', 'false', '0', 'no') THEN
-        PERFORM pg_notify(@extschema@._channel(v_job.queue), 'cancel');
-    END IF;
+    PERFORM @extschema@._append_closure(
+        v_receipt.claim_slot, v_receipt.batch_id, v_batch.next_no, 'cancelled', v_one, p_reason, p_now);
+    PERFORM @extschema@._notify_workers(v_job.queue, 'cancel');
     RETURN true;
 END
 $function$;
@@ -137,7 +152,8 @@ BEGIN
         END IF;
         v_ready := @extschema@._look_up_ready(p_job_id);
         IF v_ready.slot IS NOT NULL THEN
-            PERFORM pg_advisory_xact_lock_shared(@extschema@._lock_key('mutation', @extschema@._lane_of(v_ready."position")));
+            PERFORM pg_advisory_xact_lock_shared(
+                @extschema@._lock_key('mutation', @extschema@._lane_of(v_ready."position")));
             PERFORM pg_advisory_xact_lock(@extschema@._lock_key('position', v_ready."position"));
             -- pause point: cancel
             v_ready := @extschema@._look_up_ready(p_job_id);
@@ -145,23 +161,32 @@ BEGIN
         IF v_ready.is_unclaimed THEN
             SELECT (r.job).* INTO v_job FROM @extschema@._read_ready(v_ready.slot, ARRAY[v_ready."position"]) r;
             PERFORM @extschema@._append_tombstone(v_ready.slot, v_ready."position");
-            PERFORM @extschema@._append_done(v_job, 'cancelled', v_ready.slot, v_ready."position", NULL, p_now, p_reason, NULL);
+            PERFORM @extschema@._append_done(
+                v_job, 'cancelled', v_ready.slot, v_ready."position", NULL, p_now, p_reason, NULL);
             RETURN 'cancelled';
-        ELSIF v_ready.slot IS NOT NULL AND @extschema@._cancel_running(v_ready."position", v_ready.slot, p_reason, p_now) THEN
+        ELSIF v_ready.slot IS NOT NULL
+              AND @extschema@._cancel_running(v_ready."position", v_ready.slot, p_reason, p_now) THEN
             RETURN 'cancelled_running';
         END IF;
         v_state := @extschema@._ended_state(p_job_id, v_ready.slot, v_ready."position");
         CASE
-        WHEN v_state IN ('dead_lettered', 'pruned') THEN
+        WHEN v_state = 'dead_lettered' THEN
             RETURN v_state;
+        WHEN v_state = 'pruned' THEN
+            -- Also what a job on its way between two places looks like.
+            CONTINUE;
         WHEN v_state IS NOT NULL THEN
             RETURN 'already_' || v_state;
         WHEN v_ready.slot IS NULL THEN
-            PERFORM @extschema@._refuse('42704', format('field "job_id": there is no job %s', p_job_id), 'Check the id.');
+            PERFORM @extschema@._refuse('42704', format('field "job_id": there is no job %s', p_job_id),
+                'Check the id.');
         ELSE
             NULL;
         END CASE;
     END LOOP;
+    IF v_state = 'pruned' THEN
+        RETURN v_state;
+    END IF;
     PERFORM @extschema@._refuse('40001', format('job %s kept moving', p_job_id), 'Try again.');
 END
 $function$;

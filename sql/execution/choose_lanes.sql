@@ -13,20 +13,28 @@ DECLARE
     v_query text;
 BEGIN
     -- Thousands of sequences in one transaction would fill the lock table; a random 512 get there as surely.
-    SELECT string_agg(format('SELECT %s, %s, CASE WHEN s.is_called THEN s.last_value ELSE s.last_value - 1 END, %s::bigint FROM @extschema@.lane_%s s',
-               x.lane_id, x.priority, x.hint, x.lane_id), ' UNION ALL ')
+    SELECT string_agg(format(
+        'SELECT %s, %s, CASE WHEN s.is_called THEN s.last_value ELSE s.last_value - 1 END, %s::bigint
+         FROM @extschema@.lane_%s s',
+        x.lane_id, x.priority, x.hint, x.lane_id), ' UNION ALL ')
     INTO v_query
     FROM (SELECT l.lane_id, l.priority, coalesce(pg_sequence_last_value(l.hint_seq), 0) AS hint
-          FROM (SELECT q.lane_id, q.priority, q.hint_seq FROM @extschema@.queue_lanes q WHERE q.queue = p_queue
-                ORDER BY CASE WHEN (SELECT count(*) FROM @extschema@.queue_lanes n WHERE n.queue = p_queue) > 512 THEN random() ELSE 0 END
+          FROM (SELECT q.lane_id, q.priority, q.hint_seq
+                FROM @extschema@.queue_lanes q
+                WHERE q.queue = p_queue
+                ORDER BY CASE WHEN (SELECT count(*) FROM @extschema@.queue_lanes n WHERE n.queue = p_queue) > 512
+                              THEN random() ELSE 0 END
                 LIMIT 512) l) x;
     IF v_query IS NULL THEN
         RETURN;
     END IF;
-    RETURN QUERY EXECUTE format('SELECT w.lane_id, w.priority, w.tail FROM (%s) w (lane_id, priority, tail, hint) WHERE w.tail > w.hint', v_query);
+    RETURN QUERY EXECUTE format('SELECT w.lane_id, w.priority, w.tail
+                                 FROM (%s) w (lane_id, priority, tail, hint)
+                                 WHERE w.tail > w.hint', v_query);
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._waiting_lanes(text) IS 'Internal: lanes of a queue whose sequence has moved past their hint.';
+COMMENT ON FUNCTION @extschema@._waiting_lanes(text) IS
+    'Internal: lanes of a queue whose sequence has moved past their hint.';
 
 -- Run time of the first waiting job of a lane, late commits behind the cursor left aside; NULL when none is visible.
 CREATE OR REPLACE FUNCTION @extschema@._head_run_at(p_lane integer)
@@ -45,11 +53,18 @@ DECLARE
     v_slot integer;
     v_run_at timestamptz;
 BEGIN
-    FOR v_slot IN SELECT s.slot FROM @extschema@._ring_slots('queue') s WHERE s.generation >= v_emission.low ORDER BY s.generation LOOP
+    FOR v_slot IN
+        SELECT s.slot
+        FROM @extschema@._ring_slots('queue') s
+        WHERE s.generation >= v_emission.low
+        ORDER BY s.generation
+    LOOP
         CONTINUE WHEN NOT @extschema@._leaf_in_use('ready_entries', v_slot);
-        EXECUTE format('SELECT r.run_at FROM @extschema@.ready_entries_%1$s r
+        EXECUTE format('SELECT r.run_at
+                        FROM @extschema@.ready_entries_%1$s r
                         WHERE r."position" > $1 AND r."position" < $2
-                          AND NOT EXISTS (SELECT FROM @extschema@.ready_tombstones_%1$s t WHERE t."position" = r."position")
+                          AND NOT EXISTS (
+                              SELECT FROM @extschema@.ready_tombstones_%1$s t WHERE t."position" = r."position")
                         ORDER BY r."position" LIMIT 1', v_slot)
             INTO v_run_at USING v_emission.cursor, @extschema@._lane_base(p_lane + 1);
         EXIT WHEN v_run_at IS NOT NULL;
@@ -78,7 +93,8 @@ BEGIN
     END IF;
     IF cardinality(v_lanes) > 1 THEN
         v_aging := coalesce(p_aging_seconds, @extschema@._setting('aging_seconds'));
-        -- The block ends by an exception, so that the locks of this look-around vanish and prune is not in anyone's way.
+        -- The block ends by an exception, so that the locks of this look-around
+        -- vanish and prune is not in anyone's way.
         BEGIN
             FOR i IN 1 .. least(cardinality(v_lanes), 64) LOOP
                 v_heads[i] := @extschema@._head_run_at(v_lanes[i]);
@@ -96,4 +112,5 @@ BEGIN
                   ELSE u.priority END, u.head, u.lane_id;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._choose_lanes(text, numeric, timestamptz) IS 'Internal: lanes worth a look, by effective priority and age of their head.';
+COMMENT ON FUNCTION @extschema@._choose_lanes(text, numeric, timestamptz) IS
+    'Internal: lanes worth a look, by effective priority and age of their head.';

@@ -1,9 +1,10 @@
--- Claim: one short transaction under the lane lock. Nothing is updated: one emission row moves the cursor, one batch row
--- per ready slot, deadline and separate job is the receipt. Lock order: lane, mutation, position (all by try).
+-- Claim: one short transaction under the lane lock. Nothing is updated: one emission row moves the cursor, one batch
+-- row per ready slot, deadline and separate job is the receipt. Lock order: lane, mutation, position (all by try).
 
--- Waiting rows of one leaf among the wanted positions, lowest first. Only nested loops over the position index can answer this,
--- so the plan is the same on an empty, a truncated and a full leaf.
-CREATE OR REPLACE FUNCTION @extschema@._see_leaf(p_slot integer, p_wanted int8multirange, p_limit integer,
+-- Waiting rows of one leaf among the wanted positions, lowest first. Only nested loops over the position index can
+-- answer this, so the plan is the same on an empty, a truncated and a full leaf.
+CREATE OR REPLACE FUNCTION @extschema@._see_leaf(
+    p_slot integer, p_wanted int8multirange, p_limit integer, p_alone boolean,
     OUT positions bigint[], OUT sizes integer[], OUT is_plain boolean)
 RETURNS record
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
@@ -15,47 +16,64 @@ SET enable_hashjoin = off
 SET enable_mergejoin = off
 SET jit = off
 AS $function$
+DECLARE
+    v_alive text := '';
 BEGIN
+    -- With the mutation lock no tombstone can come, and a leaf without blocks has none: that saves two buffers a row.
+    IF NOT p_alone OR @extschema@._leaf_in_use('ready_tombstones', p_slot) THEN
+        v_alive := format('AND NOT EXISTS (
+            SELECT FROM @extschema@.ready_tombstones_%s t WHERE t."position" = e."position")', p_slot);
+    END IF;
     EXECUTE format($query$
         SELECT array_agg(r."position"), array_agg(r.bytes), bool_and(r.is_plain)
         FROM (SELECT x.* FROM unnest($1) g, LATERAL (
                   SELECT e."position", pg_column_size(e.args) AS bytes, e.job_id IS NULL AND e.ext IS NULL AS is_plain
                   FROM @extschema@.ready_entries_%1$s e
                   WHERE e."position" >= lower(g) AND e."position" < upper(g)
-                    AND NOT EXISTS (SELECT FROM @extschema@.ready_tombstones_%1$s t WHERE t."position" = e."position")
+                  %2$s
                   ORDER BY e."position" LIMIT $2) x
               LIMIT $2) r
-        $query$, p_slot) INTO positions, sizes, is_plain USING p_wanted, p_limit;
+        $query$, p_slot, v_alive) INTO positions, sizes, is_plain USING p_wanted, p_limit;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._see_leaf(integer, int8multirange, integer) IS 'Internal: candidates of a claim in one leaf.';
+COMMENT ON FUNCTION @extschema@._see_leaf(integer, int8multirange, integer, boolean) IS
+    'Internal: candidates of a claim in one leaf.';
 
--- What a claim looks at: positions behind the cursor (gaps and held) in every leaf, then those beyond it from the oldest leaf
--- that can matter.
-CREATE OR REPLACE FUNCTION @extschema@._leaves_to_see(p_emission @extschema@.queue_claim_heads, p_ring bigint, p_limit integer)
+-- What a claim looks at: positions behind the cursor (gaps and held) in every leaf, then those beyond
+-- it from the oldest leaf that can matter.
+CREATE OR REPLACE FUNCTION @extschema@._leaves_to_see(
+    p_emission @extschema@.queue_claim_heads, p_ring bigint, p_limit integer)
 RETURNS TABLE (slot integer, generation bigint, is_beyond boolean, wanted int8multirange, max_rows integer)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$
 DECLARE
     v_behind int8multirange := p_emission.gaps_old + p_emission.gaps_new + p_emission.held;
-    v_beyond int8multirange := int8multirange(int8range(p_emission.cursor, @extschema@._lane_base(p_emission.lane_id + 1), '()'));
+    v_beyond int8multirange := int8multirange(
+        int8range(p_emission.cursor, @extschema@._lane_base(p_emission.lane_id + 1), '()'));
 BEGIN
     IF NOT isempty(v_behind) THEN
-        RETURN QUERY SELECT s, NULL::bigint, false, v_behind, p_limit + @extschema@._cardinality(p_emission.held)::integer
-        FROM generate_series(0, @extschema@._slot_count('queue') - 1) s WHERE @extschema@._leaf_in_use('ready_entries', s);
+        RETURN QUERY
+        SELECT s, NULL::bigint, false, v_behind, p_limit + @extschema@._cardinality(p_emission.held)::integer
+        FROM generate_series(0, @extschema@._slot_count('queue') - 1) s
+        WHERE @extschema@._leaf_in_use('ready_entries', s);
     END IF;
     IF p_emission.low >= p_ring / 64 THEN
         RETURN QUERY SELECT (p_ring % 64)::integer, p_ring / 64, true, v_beyond, p_limit;
     ELSE
-        RETURN QUERY SELECT s.slot, s.generation, true, v_beyond, p_limit
-        FROM @extschema@._ring_slots('queue') s WHERE s.generation >= p_emission.low ORDER BY s.generation;
+        RETURN QUERY
+        SELECT s.slot, s.generation, true, v_beyond, p_limit
+        FROM @extschema@._ring_slots('queue') s
+        WHERE s.generation >= p_emission.low
+        ORDER BY s.generation;
     END IF;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._leaves_to_see(@extschema@.queue_claim_heads, bigint, integer) IS 'Internal: the reads of a claim, in order.';
+COMMENT ON FUNCTION @extschema@._leaves_to_see(@extschema@.queue_claim_heads, bigint, integer) IS
+    'Internal: the reads of a claim, in order.';
 
-CREATE OR REPLACE FUNCTION @extschema@._see_rows(p_emission @extschema@.queue_claim_heads, p_ring bigint, p_limit integer)
+CREATE OR REPLACE FUNCTION @extschema@._see_rows(
+    p_emission @extschema@.queue_claim_heads, p_ring bigint, p_limit integer, p_alone boolean)
 RETURNS @extschema@._seen_rows
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
@@ -64,11 +82,18 @@ DECLARE
     v_seen @extschema@._seen_rows := ROW('{}', '{}', '{}', NULL, false, false, p_emission.low, true);
     v_reads integer := 0;
     v_at_low boolean := true;
+    v_is_bounded boolean;
     v_leaf record;
     v_more record;
 BEGIN
     FOR v_leaf IN SELECT l.* FROM @extschema@._leaves_to_see(p_emission, p_ring, p_limit) l LOOP
-        v_more := @extschema@._see_leaf(v_leaf.slot, v_leaf.wanted, v_leaf.max_rows);
+        -- Nothing beyond the frontier will be kept, so a backlog over many leaves
+        -- costs little more than one in a single leaf.
+        v_is_bounded := v_seen.frontier IS NOT NULL;
+        IF v_is_bounded THEN
+            v_leaf.wanted := v_leaf.wanted * int8multirange(int8range(NULL, v_seen.frontier, '(]'));
+        END IF;
+        v_more := @extschema@._see_leaf(v_leaf.slot, v_leaf.wanted, v_leaf.max_rows, p_alone);
         -- pause point: leaf
         IF v_more.positions IS NOT NULL THEN
             v_reads := v_reads + 1;
@@ -84,27 +109,33 @@ BEGIN
             END IF;
         END IF;
         IF v_leaf.is_beyond THEN
-            -- Never past the current or the previous generation; a row that still arrives in an older leaf is found as a gap.
-            v_at_low := v_at_low AND v_more.positions IS NULL AND v_leaf.generation < p_ring / 64 - 1;
+            -- Never past the current or the previous generation; a row that still
+            -- arrives in an older leaf is found as a gap.
+            v_at_low := v_at_low AND v_more.positions IS NULL AND NOT v_is_bounded
+                AND v_leaf.generation < p_ring / 64 - 1;
             IF v_at_low THEN
                 v_seen.low := v_leaf.generation + 1;
             END IF;
         END IF;
     END LOOP;
     IF v_reads > 1 THEN
-        SELECT coalesce(array_agg(d."position" ORDER BY d."position"), '{}'), coalesce(array_agg(d.leaf ORDER BY d."position"), '{}'),
+        SELECT coalesce(array_agg(d."position" ORDER BY d."position"), '{}'),
+               coalesce(array_agg(d.leaf ORDER BY d."position"), '{}'),
                coalesce(array_agg(d.bytes ORDER BY d."position"), '{}')
         INTO v_seen.positions, v_seen.leaves, v_seen.sizes
-        FROM (SELECT DISTINCT ON (u."position") u.* FROM unnest(v_seen.positions, v_seen.leaves, v_seen.sizes) u ("position", leaf, bytes)
-              WHERE v_seen.frontier IS NULL OR u."position" <= v_seen.frontier ORDER BY u."position") d;
+        FROM (SELECT DISTINCT ON (u."position") u.*
+              FROM unnest(v_seen.positions, v_seen.leaves, v_seen.sizes) u ("position", leaf, bytes)
+              WHERE v_seen.frontier IS NULL OR u."position" <= v_seen.frontier
+              ORDER BY u."position") d;
     END IF;
     RETURN v_seen;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._see_rows(@extschema@.queue_claim_heads, bigint, integer) IS 'Internal: candidates of a claim, in lane order.';
+COMMENT ON FUNCTION @extschema@._see_rows(@extschema@.queue_claim_heads, bigint, integer, boolean) IS
+    'Internal: candidates of a claim, in lane order.';
 
--- No other transaction holds the sequence of the lane: every position seen so far is settled. Released only at the end of
--- the top transaction, also after a savepoint rollback and after PREPARE TRANSACTION (then without pid).
+-- No other transaction holds the sequence of the lane: every position seen so far is settled. Released only at the
+-- end of the top transaction, also after a savepoint rollback and after PREPARE TRANSACTION (then without pid).
 CREATE OR REPLACE FUNCTION @extschema@._lane_is_quiet(p_lane integer)
 RETURNS boolean
 LANGUAGE sql VOLATILE PARALLEL UNSAFE
@@ -120,7 +151,9 @@ $function$;
 COMMENT ON FUNCTION @extschema@._lane_is_quiet(integer) IS 'Internal: proof that no producer of the lane is in flight.';
 
 -- Candidates that no cancel or update holds, up to the limit: their lock is had, and no tombstone came before it.
-CREATE OR REPLACE FUNCTION @extschema@._take_unlocked(p_seen @extschema@._seen_rows, p_limit integer, OUT taken int8multirange, OUT dead int8multirange)
+CREATE OR REPLACE FUNCTION @extschema@._take_unlocked(
+    p_seen @extschema@._seen_rows, p_limit integer,
+    OUT taken int8multirange, OUT dead int8multirange)
 RETURNS record
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
@@ -137,7 +170,9 @@ BEGIN
     FOR i IN 1 .. cardinality(p_seen.positions) LOOP
         EXIT WHEN v_count >= p_limit;
         CONTINUE WHEN NOT pg_try_advisory_xact_lock(@extschema@._lock_key('position', p_seen.positions[i]));
-        EXECUTE format('SELECT EXISTS (SELECT FROM @extschema@.ready_tombstones_%s t WHERE t."position" = $1)', p_seen.leaves[i])
+        EXECUTE format('SELECT EXISTS (
+                            SELECT FROM @extschema@.ready_tombstones_%s t
+                            WHERE t."position" = $1)', p_seen.leaves[i])
             INTO v_is_dead USING p_seen.positions[i];
         v_one := int8multirange(int8range(p_seen.positions[i], p_seen.positions[i], '[]'));
         IF v_is_dead THEN
@@ -153,7 +188,7 @@ COMMENT ON FUNCTION @extschema@._take_unlocked(@extschema@._seen_rows, integer) 
     'Internal: takes candidates one by one while application transactions change jobs of the lane.';
 
 -- How many of the first p_limit candidates fit into claim_max_bytes; at least one.
-CREATE OR REPLACE FUNCTION @extschema@._fitting(p_sizes integer[], p_limit integer)
+CREATE OR REPLACE FUNCTION @extschema@._count_fitting(p_sizes integer[], p_limit integer)
 RETURNS integer
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path = pg_catalog, pg_temp
@@ -172,11 +207,14 @@ BEGIN
         FROM unnest(p_sizes) WITH ORDINALITY s (bytes, o)) c WHERE c.running <= v_max)));
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._fitting(integer[], integer) IS 'Internal: size of a claim bounded by claim_max_bytes.';
+COMMENT ON FUNCTION @extschema@._count_fitting(integer[], integer) IS
+    'Internal: size of a claim bounded by claim_max_bytes.';
 
--- The emission after this claim. Behind its cursor a position is emitted, dead, held (seen, not taken) or a gap (never seen).
-CREATE OR REPLACE FUNCTION @extschema@._next_emission(p_emission @extschema@.queue_claim_heads, p_seen @extschema@._seen_rows,
-    p_taken int8multirange, p_dead int8multirange, p_tail bigint, p_snapshot pg_snapshot, p_quiet boolean)
+-- The emission after this claim. Behind its cursor a position is emitted, dead, held
+-- (seen, not taken) or a gap (never seen).
+CREATE OR REPLACE FUNCTION @extschema@._next_emission(
+    p_emission @extschema@.queue_claim_heads, p_seen @extschema@._seen_rows, p_taken int8multirange,
+    p_dead int8multirange, p_tail bigint, p_snapshot pg_snapshot, p_quiet boolean)
 RETURNS @extschema@.queue_claim_heads
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
@@ -222,11 +260,14 @@ BEGIN
     RETURN v_next;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._next_emission(@extschema@.queue_claim_heads, @extschema@._seen_rows, int8multirange, int8multirange, bigint, pg_snapshot, boolean) IS
+COMMENT ON FUNCTION @extschema@._next_emission(
+    @extschema@.queue_claim_heads, @extschema@._seen_rows, int8multirange, int8multirange, bigint,
+    pg_snapshot, boolean) IS
     'Internal: cursor, gaps, held and horizon after a claim.';
 
-CREATE OR REPLACE FUNCTION @extschema@._claim_lane(p_lane integer, p_queue text, p_priority integer, p_tail bigint, p_limit integer,
-    p_owner uuid, p_deadline_seconds numeric, p_separate text[], p_fresh boolean, p_now timestamptz)
+CREATE OR REPLACE FUNCTION @extschema@._claim_lane(
+    p_lane integer, p_queue text, p_priority integer, p_tail bigint, p_limit integer, p_owner uuid,
+    p_deadline_seconds numeric, p_separate text[], p_fresh boolean, p_now timestamptz)
 RETURNS SETOF @extschema@.claimed_job
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
@@ -242,14 +283,19 @@ DECLARE
     v_limit integer;
     v_taken int8multirange := '{}'::int8multirange;
     v_dead int8multirange := '{}'::int8multirange;
-    v_leaf integer;
     v_quiet boolean := false;
 BEGIN
     IF NOT pg_try_advisory_xact_lock(@extschema@._lock_key('lane', p_lane)) THEN
         RETURN;
     END IF;
     v_alone := pg_try_advisory_xact_lock(@extschema@._lock_key('mutation', p_lane));
-    v_ring := @extschema@._ring_cursor('queue');
+    -- The lock keeps this slot from being pruned and planned again before our emission lies in it: in a slot that comes
+    -- round once more it would hide later ones of the lane.
+    LOOP
+        v_ring := @extschema@._ring_cursor('queue');
+        EXECUTE format('LOCK TABLE @extschema@.ready_claim_attempt_batches_%s IN ROW EXCLUSIVE MODE', v_ring % 64);
+        EXIT WHEN v_ring = @extschema@._ring_cursor('queue');
+    END LOOP;
     v_emission := @extschema@._newest_emission(p_lane);
     v_gaps := v_emission.gaps_old + v_emission.gaps_new;
     IF p_tail <= v_emission.cursor AND isempty(v_gaps) AND isempty(v_emission.held) THEN
@@ -266,8 +312,8 @@ BEGIN
         v_quiet := @extschema@._lane_is_quiet(p_lane);
     END IF;
     -- pause point: probe
-    v_seen := @extschema@._see_rows(v_emission, v_ring, p_limit);
-    v_limit := @extschema@._fitting(v_seen.sizes, p_limit);
+    v_seen := @extschema@._see_rows(v_emission, v_ring, p_limit, v_alone);
+    v_limit := @extschema@._count_fitting(v_seen.sizes, p_limit);
     IF v_alone THEN
         v_taken := @extschema@._to_set(v_seen.positions[:v_limit]);
     ELSE
@@ -283,21 +329,27 @@ BEGIN
     IF isempty(v_taken) THEN
         RETURN;
     END IF;
-    FOR v_leaf IN SELECT DISTINCT l FROM unnest(v_seen.leaves) l LOOP
-        RETURN QUERY SELECT c.* FROM @extschema@._issue_receipts(v_leaf, p_queue, p_priority,
-            ARRAY(SELECT u."position" FROM unnest(v_seen.positions, v_seen.leaves) u ("position", leaf)
-                  WHERE u.leaf = v_leaf AND v_taken @> u."position"),
-            v_seen.is_plain, p_owner, p_deadline_seconds, p_separate, p_now) c;
-    END LOOP;
+    -- A late row lies in another leaf than its neighbours, but is handed out in its place.
+    RETURN QUERY
+    SELECT c.*
+    FROM (SELECT u.leaf, array_agg(u."position") AS positions
+          FROM unnest(v_seen.positions, v_seen.leaves) u ("position", leaf)
+          WHERE v_taken @> u."position"
+          GROUP BY u.leaf) l,
+         LATERAL @extschema@._issue_receipts(
+             l.leaf, p_queue, p_priority, l.positions, v_seen.is_plain, p_owner, p_deadline_seconds, p_separate,
+             p_now) c
+    ORDER BY c."position";
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._claim_lane(integer, text, integer, bigint, integer, uuid, numeric, text[], boolean, timestamptz) IS
+COMMENT ON FUNCTION @extschema@._claim_lane(
+    integer, text, integer, bigint, integer, uuid, numeric, text[], boolean, timestamptz) IS
     'Internal: claims up to so many jobs of one lane; nothing when another claim holds the lane.';
 
--- Claimed positions of a leaf in groups that share a receipt: one per deadline, and one per job of the kinds in p_separate, so
--- that jobs which complete in transactions of their own never wait for one another's batch lock.
-CREATE OR REPLACE FUNCTION @extschema@._receipt_groups(p_leaf integer, p_positions bigint[], p_is_plain boolean, p_deadline_seconds numeric,
-    p_separate text[])
+-- Claimed positions of a leaf in groups that share a receipt: one per deadline, and one per job of the kinds in
+-- p_separate, so that jobs which complete in transactions of their own never wait for one another's batch lock.
+CREATE OR REPLACE FUNCTION @extschema@._receipt_groups(
+    p_leaf integer, p_positions bigint[], p_is_plain boolean, p_deadline_seconds numeric, p_separate text[])
 RETURNS TABLE (positions bigint[], seconds numeric, is_plain boolean)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
@@ -320,10 +372,12 @@ BEGIN
         $query$, p_leaf) USING p_positions, p_deadline_seconds, p_separate;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._receipt_groups(integer, bigint[], boolean, numeric, text[]) IS 'Internal: positions of a leaf that share a receipt.';
+COMMENT ON FUNCTION @extschema@._receipt_groups(integer, bigint[], boolean, numeric, text[]) IS
+    'Internal: positions of a leaf that share a receipt.';
 
-CREATE OR REPLACE FUNCTION @extschema@._issue_receipts(p_leaf integer, p_queue text, p_priority integer, p_positions bigint[],
-    p_is_plain boolean, p_owner uuid, p_deadline_seconds numeric, p_separate text[], p_now timestamptz)
+CREATE OR REPLACE FUNCTION @extschema@._issue_receipts(
+    p_leaf integer, p_queue text, p_priority integer, p_positions bigint[], p_is_plain boolean, p_owner uuid,
+    p_deadline_seconds numeric, p_separate text[], p_now timestamptz)
 RETURNS SETOF @extschema@.claimed_job
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
@@ -338,32 +392,43 @@ DECLARE
     v_deadline timestamptz;
     v_values text;
 BEGIN
-    FOR v_group IN SELECT g.* FROM @extschema@._receipt_groups(p_leaf, p_positions, p_is_plain, p_deadline_seconds, p_separate) g LOOP
+    -- pause point: receipt
+    FOR v_group IN
+        SELECT g.*
+        FROM @extschema@._receipt_groups(p_leaf, p_positions, p_is_plain, p_deadline_seconds, p_separate) g
+    LOOP
         v_batch := nextval('@extschema@.claim_batch_ids');
         v_deadline := p_now + make_interval(secs => v_group.seconds::double precision);
-        INSERT INTO @extschema@.lease_claim_batches (batch_id, claimed_at, deadline_at, owner, slot, ready_slot, is_plain, positions)
-        VALUES (v_batch, p_now, v_deadline, p_owner, v_slot, p_leaf, v_group.is_plain, @extschema@._to_set(v_group.positions));
+        INSERT INTO @extschema@.lease_claim_batches
+            (batch_id, claimed_at, deadline_at, owner, slot, ready_slot, is_plain, positions)
+        VALUES (v_batch, p_now, v_deadline, p_owner, v_slot, p_leaf, v_group.is_plain,
+                @extschema@._to_set(v_group.positions));
         -- First attempts of jobs without options need no look into ext; planning that costs more than running it.
         v_values := CASE WHEN v_group.is_plain THEN
-            $values$r."position", r.kind, $2, r.args, $3, 1, 25, r.run_at, r.run_at, NULL::text[], NULL::jsonb, NULL::jsonb, NULL::text,
-                $4, 1::bigint, $5, $6, r."position"$values$
+            $values$r."position", r.kind, $2, r.args, $3, 1, 25, r.run_at, r.run_at,
+                NULL::text[], NULL::jsonb, NULL::jsonb, NULL::text, $4, 1::bigint, $5, $6, r."position"$values$
         ELSE
-            $values$coalesce(r.job_id, r."position"), r.kind, $2, r.args, $3, coalesce((r.ext ->> 'attempt')::integer, 0) + 1,
-                coalesce((r.ext ->> 'max_attempts')::integer, 25), r.run_at, coalesce((r.ext ->> 'created_at')::timestamptz, r.run_at),
+            $values$coalesce(r.job_id, r."position"), r.kind, $2, r.args, $3,
+                coalesce((r.ext ->> 'attempt')::integer, 0) + 1, coalesce((r.ext ->> 'max_attempts')::integer, 25),
+                r.run_at, coalesce((r.ext ->> 'created_at')::timestamptz, r.run_at),
                 CASE WHEN r.ext ? 'tags' THEN ARRAY(SELECT jsonb_array_elements_text(r.ext -> 'tags')) END,
                 r.ext -> 'metadata', r.ext -> 'progress', r.ext ->> 'trace', $4,
                 coalesce((r.ext ->> 'run_lease')::bigint, 0) + 1, $5, $6, r."position"$values$
         END;
-        RETURN QUERY EXECUTE format('SELECT %s FROM @extschema@.ready_entries_%s r WHERE r."position" = ANY ($1)', v_values, p_leaf)
+        RETURN QUERY EXECUTE format('SELECT %s
+                                     FROM @extschema@.ready_entries_%s r
+                                     WHERE r."position" = ANY ($1)', v_values, p_leaf)
             USING v_group.positions, p_queue, p_priority, v_deadline, v_slot, v_batch;
     END LOOP;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._issue_receipts(integer, text, integer, bigint[], boolean, uuid, numeric, text[], timestamptz) IS
+COMMENT ON FUNCTION @extschema@._issue_receipts(
+    integer, text, integer, bigint[], boolean, uuid, numeric, text[], timestamptz) IS
     'Internal: writes the receipts of claimed positions of one leaf and returns the jobs.';
 
-CREATE OR REPLACE FUNCTION @extschema@._claim_ready(p_queue text, p_limit integer, p_owner uuid, p_deadline_seconds numeric,
-    p_separate text[], p_wake_others boolean)
+CREATE OR REPLACE FUNCTION @extschema@._claim_ready(
+    p_queue text, p_limit integer, p_owner uuid, p_deadline_seconds numeric, p_separate text[],
+    p_wake_others boolean)
 RETURNS SETOF @extschema@.claimed_job
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
@@ -384,7 +449,10 @@ BEGIN
     -- A client that vanishes inside this transaction must not hold the lane for long.
     PERFORM set_config('idle_in_transaction_session_timeout', '10s', true);
     FOR v_lane IN SELECT l.* FROM @extschema@._choose_lanes(p_queue, v_meta.aging_seconds, v_now) l LOOP
-        RETURN QUERY SELECT c.* FROM @extschema@._claim_lane(v_lane.lane_id, p_queue, v_lane.priority, v_lane.tail, v_left, p_owner,
+        RETURN QUERY
+        SELECT c.*
+        FROM @extschema@._claim_lane(
+            v_lane.lane_id, p_queue, v_lane.priority, v_lane.tail, v_left, p_owner,
             coalesce(p_deadline_seconds, v_meta.deadline_seconds), p_separate, v_fresh, v_now) c;
         GET DIAGNOSTICS v_rows = ROW_COUNT;
         v_left := v_left - v_rows;
@@ -398,10 +466,11 @@ BEGIN
     END IF;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._claim_ready(text, integer, uuid, numeric, text[], boolean) IS 'Internal: claims jobs of a queue, lane after lane, best first.';
+COMMENT ON FUNCTION @extschema@._claim_ready(text, integer, uuid, numeric, text[], boolean) IS
+    'Internal: claims jobs of a queue, lane after lane, best first.';
 
--- Why a claim found nothing. With p_arm the flag is written before the positions are read, so that a producer which takes its
--- position later sees the flag.
+-- Why a claim found nothing. With p_arm the flag is written before the positions are read, so that a producer
+-- which takes its position later sees the flag.
 CREATE OR REPLACE FUNCTION @extschema@._claim_status(p_queue text, p_arm boolean)
 RETURNS @extschema@.claim_status
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
@@ -418,7 +487,8 @@ BEGIN
         RETURN ROW('paused', v_channel, v_sleep_ms)::@extschema@.claim_status;
     END IF;
     IF p_arm AND v_meta.notify THEN
-        PERFORM @extschema@._arm_doorbell(p_queue, clock_timestamp() + make_interval(secs => v_sleep_ms / 1000.0 + 0.5));
+        PERFORM @extschema@._arm_doorbell(
+            p_queue, clock_timestamp() + make_interval(secs => v_sleep_ms / 1000.0 + 0.5));
     END IF;
     FOR v_lane IN SELECT w.lane_id, w.tail FROM @extschema@._waiting_lanes(p_queue) w LOOP
         IF v_lane.tail > (@extschema@._newest_emission(v_lane.lane_id)).cursor THEN
@@ -434,4 +504,5 @@ BEGIN
     RETURN ROW(v_reason, v_channel, CASE v_reason WHEN 'idle' THEN v_sleep_ms ELSE 5 END)::@extschema@.claim_status;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._claim_status(text, boolean) IS 'Internal: why a claim found nothing, and how long to sleep.';
+COMMENT ON FUNCTION @extschema@._claim_status(text, boolean) IS
+    'Internal: why a claim found nothing, and how long to sleep.';

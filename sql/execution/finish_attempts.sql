@@ -1,4 +1,5 @@
--- Finishing with mixed outcomes: one call, one lock per batch, by try and in ascending order, so that nobody waits here.
+-- Finishing with mixed outcomes: one call, one lock per batch, by try and in
+-- ascending order, so that nobody waits here.
 
 -- A number given as a JSON number or string; NULL when it is neither.
 CREATE OR REPLACE FUNCTION @extschema@._json_bigint(p_item jsonb, p_key text)
@@ -32,8 +33,13 @@ BEGIN
     v_item.claim_slot := least(@extschema@._json_bigint(p_item, 'claim_slot'), 99);
     v_item.batch_id := @extschema@._json_bigint(p_item, 'batch_id');
     v_item."position" := @extschema@._json_bigint(p_item, 'position');
-    v_item.outcome := CASE p_item ->> 'outcome' WHEN 'completed' THEN 'completed' WHEN 'retry' THEN 'retried' WHEN 'snooze' THEN 'snoozed'
-        WHEN 'cancel' THEN 'cancelled' WHEN 'fail' THEN 'failed' WHEN 'released' THEN 'released' END::@extschema@.attempt_outcome;
+    v_item.outcome := CASE p_item ->> 'outcome'
+        WHEN 'completed' THEN 'completed'
+        WHEN 'retry' THEN 'retried'
+        WHEN 'snooze' THEN 'snoozed'
+        WHEN 'cancel' THEN 'cancelled'
+        WHEN 'fail' THEN 'failed'
+        WHEN 'released' THEN 'released' END::@extschema@.attempt_outcome;
     v_item.result := nullif(p_item -> 'result', 'null');
     v_item.error := nullif(p_item -> 'error', 'null');
     v_item.reason := left(p_item ->> 'reason', 2000);
@@ -42,7 +48,8 @@ BEGIN
     ELSIF v_item.outcome IS NULL THEN
         v_item.fault := 'field "outcome" must be completed, retry, snooze, cancel, fail or released';
     ELSIF coalesce(p_item -> 'delay_seconds', 'null') <> 'null' THEN
-        IF jsonb_typeof(p_item -> 'delay_seconds') <> 'number' OR (p_item ->> 'delay_seconds')::numeric NOT BETWEEN 0 AND 31536000 THEN
+        IF jsonb_typeof(p_item -> 'delay_seconds') <> 'number'
+           OR (p_item ->> 'delay_seconds')::numeric NOT BETWEEN 0 AND 31536000 THEN
             v_item.fault := 'field "delay_seconds" must be a number from 0 to 31536000';
         ELSE
             v_item.delay_seconds := (p_item ->> 'delay_seconds')::numeric;
@@ -50,7 +57,8 @@ BEGIN
     ELSIF v_item.outcome = 'snoozed' THEN
         v_item.fault := 'a snooze needs "delay_seconds"';
     END IF;
-    IF pg_column_size(v_item.result) > 1024 AND octet_length(v_item.result::text) > @extschema@._setting('args_max_bytes') THEN
+    IF pg_column_size(v_item.result) > 1024
+       AND octet_length(v_item.result::text) > @extschema@._setting('args_max_bytes') THEN
         v_item.fault := format('field "result" has more than %s bytes', @extschema@._setting('args_max_bytes'));
     END IF;
     RETURN v_item;
@@ -59,8 +67,8 @@ $function$;
 COMMENT ON FUNCTION @extschema@._parse_finish_item(jsonb, bigint) IS 'Internal: one item of finish_jobs, checked.';
 
 -- The items of one batch. The batch lock is held.
-CREATE OR REPLACE FUNCTION @extschema@._finish_batch(p_instance uuid, p_slot integer, p_batch bigint, p_items @extschema@._finish_item[],
-    p_now timestamptz)
+CREATE OR REPLACE FUNCTION @extschema@._finish_batch(
+    p_instance uuid, p_slot integer, p_batch bigint, p_items @extschema@._finish_item[], p_now timestamptz)
 RETURNS SETOF @extschema@._finish_answer
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
@@ -92,14 +100,18 @@ BEGIN
             CONTINUE;
         END IF;
         v_batch.closed := v_batch.closed + v_one;
-        IF v_item.outcome = 'completed' AND (v_item.result IS NULL OR ((v_body.job).ext -> 'keep_result') IS DISTINCT FROM 'true') THEN
+        IF v_item.outcome = 'completed'
+           AND (v_item.result IS NULL OR ((v_body.job).ext -> 'keep_result') IS DISTINCT FROM 'true') THEN
             v_compact := v_compact + v_one;
         ELSE
             v_progress := @extschema@._take_progress(p_batch, v_one);
             v_outcome := @extschema@._move_attempt(
-                @extschema@._ended_job(@extschema@._next_attempt(v_body.job), v_progress -> v_item."position"::text), v_item.outcome,
-                v_batch.ready_slot, v_item."position", v_batch.claimed_at, v_item.delay_seconds, v_item.error, v_item.reason, v_item.result, p_now);
-            PERFORM @extschema@._append_closure(p_slot, p_batch, v_batch.next_no, v_outcome, v_one, v_item.reason, p_now);
+                @extschema@._ended_job(
+                    @extschema@._next_attempt(v_body.job), v_progress -> v_item."position"::text),
+                v_item.outcome, v_batch.ready_slot, v_item."position", v_batch.claimed_at, v_item.delay_seconds,
+                v_item.error, v_item.reason, v_item.result, p_now);
+            PERFORM @extschema@._append_closure(
+                p_slot, p_batch, v_batch.next_no, v_outcome, v_one, v_item.reason, p_now);
             v_batch.next_no := v_batch.next_no + 1;
         END IF;
         RETURN NEXT ROW(v_item.ordinal, v_item.job_id, v_item.run_lease, 'done', NULL)::@extschema@._finish_answer;
@@ -111,7 +123,8 @@ BEGIN
     END IF;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._finish_batch(uuid, integer, bigint, @extschema@._finish_item[], timestamptz) IS 'Internal: finishes attempts of one batch.';
+COMMENT ON FUNCTION @extschema@._finish_batch(uuid, integer, bigint, @extschema@._finish_item[], timestamptz) IS
+    'Internal: finishes attempts of one batch.';
 
 CREATE OR REPLACE FUNCTION @extschema@._next_attempt(p_job @extschema@._job)
 RETURNS @extschema@._job
@@ -135,17 +148,19 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$
 DECLARE
-    v_outcome @extschema@.attempt_outcome := (@extschema@._closure_outcome(p_slot, p_batch, p_item."position")).outcome;
+    v_outcome @extschema@.attempt_outcome := @extschema@._closure_outcome(p_slot, p_batch, p_item."position");
 BEGIN
-    RETURN CASE WHEN v_outcome = p_item.outcome OR (v_outcome IN ('failed', 'dead_lettered') AND p_item.outcome IN ('failed', 'retried'))
+    RETURN CASE WHEN v_outcome = p_item.outcome
+                     OR (v_outcome IN ('failed', 'dead_lettered') AND p_item.outcome IN ('failed', 'retried'))
                 THEN 'already_done' ELSE 'stale' END;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._repeat_answer(integer, bigint, @extschema@._finish_item) IS 'Internal: answer to a finish of a closed attempt.';
+COMMENT ON FUNCTION @extschema@._repeat_answer(integer, bigint, @extschema@._finish_item) IS
+    'Internal: answer to a finish of a closed attempt.';
 
 -- One item that cannot be stored must not hold up its batch: the items are halved until it stands alone.
-CREATE OR REPLACE FUNCTION @extschema@._finish_batch_isolated(p_instance uuid, p_slot integer, p_batch bigint,
-    p_items @extschema@._finish_item[], p_now timestamptz)
+CREATE OR REPLACE FUNCTION @extschema@._finish_batch_isolated(
+    p_instance uuid, p_slot integer, p_batch bigint, p_items @extschema@._finish_item[], p_now timestamptz)
 RETURNS SETOF @extschema@._finish_answer
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
@@ -156,21 +171,29 @@ DECLARE
     v_message text;
 BEGIN
     BEGIN
-        v_answers := ARRAY(SELECT ROW(a.*)::@extschema@._finish_answer FROM @extschema@._finish_batch(p_instance, p_slot, p_batch, p_items, p_now) a);
+        v_answers := ARRAY(
+            SELECT ROW(a.*)::@extschema@._finish_answer
+            FROM @extschema@._finish_batch(p_instance, p_slot, p_batch, p_items, p_now) a);
         RETURN QUERY SELECT a.* FROM unnest(v_answers) a;
         RETURN;
     EXCEPTION WHEN data_exception OR integrity_constraint_violation OR program_limit_exceeded THEN
         GET STACKED DIAGNOSTICS v_message = MESSAGE_TEXT;
     END;
     IF v_half > 0 THEN
-        RETURN QUERY SELECT a.* FROM @extschema@._finish_batch_isolated(p_instance, p_slot, p_batch, p_items[:v_half], p_now) a;
-        RETURN QUERY SELECT a.* FROM @extschema@._finish_batch_isolated(p_instance, p_slot, p_batch, p_items[v_half + 1:], p_now) a;
+        RETURN QUERY
+        SELECT a.*
+        FROM @extschema@._finish_batch_isolated(p_instance, p_slot, p_batch, p_items[:v_half], p_now) a;
+        RETURN QUERY
+        SELECT a.*
+        FROM @extschema@._finish_batch_isolated(p_instance, p_slot, p_batch, p_items[v_half + 1:], p_now) a;
     ELSE
-        RETURN NEXT ROW(p_items[1].ordinal, p_items[1].job_id, p_items[1].run_lease, 'invalid', v_message)::@extschema@._finish_answer;
+        RETURN NEXT ROW(p_items[1].ordinal, p_items[1].job_id, p_items[1].run_lease, 'invalid',
+            v_message)::@extschema@._finish_answer;
     END IF;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._finish_batch_isolated(uuid, integer, bigint, @extschema@._finish_item[], timestamptz) IS
+COMMENT ON FUNCTION @extschema@._finish_batch_isolated(
+    uuid, integer, bigint, @extschema@._finish_item[], timestamptz) IS
     'Internal: finishes attempts of one batch; an item that fails is answered invalid and the others are done.';
 
 CREATE OR REPLACE FUNCTION @extschema@._finish_attempts(p_instance uuid, p_outcomes jsonb, p_now timestamptz)
@@ -191,12 +214,16 @@ BEGIN
                    WHERE i.fault IS NULL GROUP BY i.batch_id, i.claim_slot ORDER BY i.batch_id, i.claim_slot LOOP
         v_batches := v_batches + 1;
         IF v_batches > 64 OR NOT pg_try_advisory_xact_lock(@extschema@._lock_key('batch', v_group.batch_id)) THEN
-            v_answers := v_answers || ARRAY(SELECT ROW(i.ordinal, i.job_id, i.run_lease, 'busy', NULL)::@extschema@._finish_answer FROM unnest(v_group.items) i);
+            v_answers := v_answers || ARRAY(
+                SELECT ROW(i.ordinal, i.job_id, i.run_lease, 'busy', NULL)::@extschema@._finish_answer
+                FROM unnest(v_group.items) i);
             CONTINUE;
         END IF;
         -- pause point: finish
-        v_answers := v_answers || ARRAY(SELECT ROW(a.*)::@extschema@._finish_answer
-            FROM @extschema@._finish_batch_isolated(p_instance, v_group.claim_slot, v_group.batch_id, v_group.items, p_now) a);
+        v_answers := v_answers || ARRAY(
+            SELECT ROW(a.*)::@extschema@._finish_answer
+            FROM @extschema@._finish_batch_isolated(
+                p_instance, v_group.claim_slot, v_group.batch_id, v_group.items, p_now) a);
     END LOOP;
     RETURN QUERY
     SELECT i.job_id, i.run_lease, coalesce(a.result, 'invalid'), coalesce(i.fault, a.reason)
@@ -204,10 +231,12 @@ BEGIN
     ORDER BY i.ordinal;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._finish_attempts(uuid, jsonb, timestamptz) IS 'Internal: finishes many attempts with mixed outcomes, each answered by itself.';
+COMMENT ON FUNCTION @extschema@._finish_attempts(uuid, jsonb, timestamptz) IS
+    'Internal: finishes many attempts with mixed outcomes, each answered by itself.';
 
 -- What became of an attempt, from its closure, or from terminal history when the receipt is gone.
-CREATE OR REPLACE FUNCTION @extschema@._attempt_status(p_job_id bigint, p_run_lease bigint, p_slot integer, p_batch bigint, p_position bigint)
+CREATE OR REPLACE FUNCTION @extschema@._attempt_status(
+    p_job_id bigint, p_run_lease bigint, p_slot integer, p_batch bigint, p_position bigint)
 RETURNS text
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
@@ -217,12 +246,14 @@ DECLARE
     v_row record;
     v_done @extschema@.done_entries;
 BEGIN
-    FOR v_row IN SELECT f.* FROM @extschema@._find_ready(p_job_id) f WHERE f."position" = p_position
+    IF v_batch.positions @> p_position AND EXISTS (
+        SELECT FROM @extschema@._read_ready(v_batch.ready_slot, ARRAY[p_position]) r
+        WHERE (r.job).job_id = p_job_id AND (r.job).run_lease + 1 = p_run_lease) THEN
+        RETURN CASE WHEN v_batch.closed @> p_position
+                    THEN @extschema@._closure_outcome(p_slot, p_batch, p_position)::text ELSE 'open' END;
+    END IF;
+    FOR v_row IN SELECT f.slot FROM @extschema@._find_ready(p_job_id) f WHERE f."position" = p_position
                      AND coalesce((f.ext ->> 'run_lease')::bigint, 0) + 1 = p_run_lease LOOP
-        IF v_batch.positions @> p_position THEN
-            RETURN CASE WHEN v_batch.closed @> p_position
-                        THEN (@extschema@._closure_outcome(p_slot, p_batch, p_position)).outcome::text ELSE 'open' END;
-        END IF;
         IF (@extschema@._completion_of(v_row.slot, p_position)).finalized_at IS NOT NULL THEN
             RETURN 'completed';
         END IF;
@@ -234,4 +265,5 @@ BEGIN
     RETURN 'unknown';
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._attempt_status(bigint, bigint, integer, bigint, bigint) IS 'Internal: what became of an attempt.';
+COMMENT ON FUNCTION @extschema@._attempt_status(bigint, bigint, integer, bigint, bigint) IS
+    'Internal: what became of an attempt.';

@@ -26,7 +26,8 @@ BEGIN
     RETURN v_info;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._job_info_of(@extschema@._job, text) IS 'Internal: a job in the form that job() answers.';
+COMMENT ON FUNCTION @extschema@._job_info_of(@extschema@._job, text) IS
+    'Internal: a job in the form that job() answers.';
 
 CREATE OR REPLACE FUNCTION @extschema@._running_info(p_job @extschema@._job, p_position bigint)
 RETURNS @extschema@.job_info
@@ -49,7 +50,8 @@ BEGIN
     RETURN v_info;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._running_info(@extschema@._job, bigint) IS 'Internal: a running job, or NULL when its position has no open receipt.';
+COMMENT ON FUNCTION @extschema@._running_info(@extschema@._job, bigint) IS
+    'Internal: a running job, or NULL when its position has no open receipt.';
 
 CREATE OR REPLACE FUNCTION @extschema@._done_info(p_done @extschema@.done_entries, p_job @extschema@._job)
 RETURNS @extschema@.job_info
@@ -63,7 +65,8 @@ DECLARE
 BEGIN
     IF v_body IS NOT NULL THEN
         v_job := ROW(p_done.job_id, p_done.queue, (v_body ->> 'priority')::integer, (v_body ->> 'shard')::integer,
-            (v_body ->> 'run_at')::timestamptz, p_done.attempt, p_done.run_lease, v_body ->> 'kind', v_body -> 'args', v_body -> 'ext');
+            (v_body ->> 'run_at')::timestamptz, p_done.attempt, p_done.run_lease, v_body ->> 'kind',
+            v_body -> 'args', v_body -> 'ext');
     END IF;
     v_info := @extschema@._job_info_of(v_job, p_done.state::text);
     v_info.job_id := p_done.job_id;
@@ -79,7 +82,8 @@ BEGIN
     RETURN v_info;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._done_info(@extschema@.done_entries, @extschema@._job) IS 'Internal: a terminal job in the form that job() answers.';
+COMMENT ON FUNCTION @extschema@._done_info(@extschema@.done_entries, @extschema@._job) IS
+    'Internal: a terminal job in the form that job() answers.';
 
 -- A job on hold or deferred; NULL when it is neither.
 CREATE OR REPLACE FUNCTION @extschema@._backlog_info(p_job_id bigint)
@@ -95,22 +99,28 @@ DECLARE
 BEGIN
     SELECT d.* INTO v_row FROM @extschema@.deferred_jobs d WHERE d.job_id = p_job_id;
     IF FOUND THEN
-        RETURN @extschema@._job_info_of(ROW(v_row.job_id, v_row.queue, v_row.priority, v_row.shard, v_row.run_at, v_row.attempt,
-            v_row.run_lease, v_row.kind, v_row.args, v_row.ext), v_row.state::text);
+        RETURN @extschema@._job_info_of(
+            ROW(v_row.job_id, v_row.queue, v_row.priority, v_row.shard, v_row.run_at, v_row.attempt,
+                v_row.run_lease, v_row.kind, v_row.args, v_row.ext),
+            v_row.state::text);
     END IF;
     SELECT d.* INTO v_row FROM @extschema@.dlq_entries d WHERE d.job_id = p_job_id;
     IF FOUND THEN
-        v_info := @extschema@._job_info_of(ROW(v_row.job_id, v_row.queue, v_row.priority, v_row.shard, (v_row.ext ->> 'run_at')::timestamptz,
-            v_row.attempt, v_row.run_lease, v_row.kind, v_row.args, v_row.ext), 'failed');
+        v_info := @extschema@._job_info_of(
+            ROW(v_row.job_id, v_row.queue, v_row.priority, v_row.shard, (v_row.ext ->> 'run_at')::timestamptz,
+                v_row.attempt, v_row.run_lease, v_row.kind, v_row.args, v_row.ext),
+            'failed');
         v_info.finalized_at := v_row.dlq_at;
         v_info.reason := v_row.reason;
     END IF;
     RETURN v_info;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._backlog_info(bigint) IS 'Internal: a deferred job or a dead letter in the form that job() answers.';
+COMMENT ON FUNCTION @extschema@._backlog_info(bigint) IS
+    'Internal: a deferred job or a dead letter in the form that job() answers.';
 
-CREATE OR REPLACE FUNCTION @extschema@._job_info(p_job_id bigint)
+-- A job wherever it is; NULL when no place has it at the moment of the look.
+CREATE OR REPLACE FUNCTION @extschema@._look_up_job(p_job_id bigint)
 RETURNS @extschema@.job_info
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
@@ -119,7 +129,6 @@ DECLARE
     v_ready record := @extschema@._look_up_ready(p_job_id);
     v_done @extschema@.done_entries;
     v_job @extschema@._job;
-    v_times record;
     v_info @extschema@.job_info := @extschema@._backlog_info(p_job_id);
 BEGIN
     IF v_info.job_id IS NOT NULL THEN
@@ -142,18 +151,37 @@ BEGIN
         END IF;
         RETURN @extschema@._done_info(v_done, v_job);
     ELSIF v_ready.slot IS NOT NULL THEN
-        SELECT c.* INTO v_times FROM @extschema@._completion_of(v_ready.slot, v_ready."position") c;
-        -- Without one the body outlived the job: a dead letter that was purged, or history in a slot pruned before this one.
-        IF v_times.finalized_at IS NOT NULL THEN
-            v_info := @extschema@._job_info_of(@extschema@._next_attempt(v_job), 'completed');
-            v_info.progress := NULL;
-            v_info.attempted_at := v_times.attempted_at;
-            v_info.finalized_at := v_times.finalized_at;
+        v_info := @extschema@._job_info_of(@extschema@._next_attempt(v_job), 'completed');
+        v_info.progress := NULL;
+        SELECT c.attempted_at, c.finalized_at INTO v_info.attempted_at, v_info.finalized_at
+        FROM @extschema@._completion_of(v_ready.slot, v_ready."position") c;
+        IF v_info.finalized_at IS NOT NULL THEN
             RETURN v_info;
         END IF;
     END IF;
+    RETURN NULL;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._look_up_job(bigint) IS 'Internal: everything known about one job, or NULL.';
+
+CREATE OR REPLACE FUNCTION @extschema@._job_info(p_job_id bigint)
+RETURNS @extschema@.job_info
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_info @extschema@.job_info;
+BEGIN
+    -- A job that moves between the looks is in neither place; the next round finds it where it went.
+    FOR v_round IN 1 .. 5 LOOP
+        v_info := @extschema@._look_up_job(p_job_id);
+        IF v_info.job_id IS NOT NULL THEN
+            RETURN v_info;
+        END IF;
+    END LOOP;
     IF @extschema@._ended_state(p_job_id, NULL, NULL) IS NULL THEN
-        PERFORM @extschema@._refuse('42704', format('field "job_id": there is no job %s', p_job_id), 'Check the id.');
+        PERFORM @extschema@._refuse('42704', format('field "job_id": there is no job %s', p_job_id),
+            'Check the id; an insert shows once it is committed.');
     END IF;
     v_info.job_id := p_job_id;
     v_info.state := 'pruned';
@@ -161,4 +189,5 @@ BEGIN
     RETURN v_info;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._job_info(bigint) IS 'Internal: everything known about one job; 42704 for an id that was never given out.';
+COMMENT ON FUNCTION @extschema@._job_info(bigint) IS
+    'Internal: everything known about one job; 42704 for an id that was never given out.';

@@ -1,5 +1,5 @@
--- Where a job goes when its attempt ends in anything but plain success. The caller has closed, or is about to close, the
--- receipt in the same transaction. p_job carries the attempt and run_lease of the attempt that ends.
+-- Where a job goes when its attempt ends in anything but plain success. The caller has closed, or is about to close,
+-- the receipt in the same transaction. p_job carries the attempt and run_lease of the attempt that ends.
 
 CREATE OR REPLACE FUNCTION @extschema@._ended_job(p_job @extschema@._job, p_progress jsonb)
 RETURNS @extschema@._job
@@ -20,11 +20,13 @@ BEGIN
     RETURN v_job;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._ended_job(@extschema@._job, jsonb) IS 'Internal: the job with what must survive its present place.';
+COMMENT ON FUNCTION @extschema@._ended_job(@extschema@._job, jsonb) IS
+    'Internal: the job with what must survive its present place.';
 
 -- Failed for good: dead letter where the queue has them, else terminal history.
-CREATE OR REPLACE FUNCTION @extschema@._fail_job(p_job @extschema@._job, p_ready_slot integer, p_position bigint,
-    p_attempted_at timestamptz, p_reason text, p_now timestamptz)
+CREATE OR REPLACE FUNCTION @extschema@._fail_job(
+    p_job @extschema@._job, p_ready_slot integer, p_position bigint, p_attempted_at timestamptz,
+    p_reason text, p_now timestamptz)
 RETURNS @extschema@.attempt_outcome
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
@@ -62,11 +64,14 @@ BEGIN
     END IF;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._release_job(@extschema@._job, text, timestamptz) IS 'Internal: hands a job back without an attempt.';
+COMMENT ON FUNCTION @extschema@._release_job(@extschema@._job, text, timestamptz) IS
+    'Internal: hands a job back without an attempt.';
 
 -- p_outcome is what the worker or rescue wants; the answer is what became of it.
-CREATE OR REPLACE FUNCTION @extschema@._move_attempt(p_job @extschema@._job, p_outcome @extschema@.attempt_outcome, p_ready_slot integer,
-    p_position bigint, p_attempted_at timestamptz, p_delay_seconds numeric, p_error jsonb, p_reason text, p_result jsonb, p_now timestamptz)
+CREATE OR REPLACE FUNCTION @extschema@._move_attempt(
+    p_job @extschema@._job, p_outcome @extschema@.attempt_outcome, p_ready_slot integer, p_position bigint,
+    p_attempted_at timestamptz, p_delay_seconds numeric, p_error jsonb, p_reason text, p_result jsonb,
+    p_now timestamptz)
 RETURNS @extschema@.attempt_outcome
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
@@ -76,11 +81,13 @@ DECLARE
     v_outcome @extschema@.attempt_outcome;
 BEGIN
     IF p_error IS NOT NULL AND p_outcome IN ('retried', 'rescued', 'failed', 'cancelled') THEN
-        v_job.ext := v_job.ext || jsonb_build_object('errors', @extschema@._append_error(v_job.ext -> 'errors', p_error, v_job.attempt, p_now));
+        v_job.ext := v_job.ext || jsonb_build_object(
+            'errors', @extschema@._append_error(v_job.ext -> 'errors', p_error, v_job.attempt, p_now));
     END IF;
     CASE p_outcome
     WHEN 'completed' THEN
-        PERFORM @extschema@._append_done(v_job, 'completed', p_ready_slot, p_position, p_attempted_at, p_now, NULL, p_result);
+        PERFORM @extschema@._append_done(
+            v_job, 'completed', p_ready_slot, p_position, p_attempted_at, p_now, NULL, p_result);
     WHEN 'retried', 'rescued' THEN
         IF v_job.attempt >= coalesce((v_job.ext ->> 'max_attempts')::integer, 25) THEN
             v_outcome := @extschema@._fail_job(v_job, p_ready_slot, p_position, p_attempted_at,
@@ -96,14 +103,18 @@ BEGIN
         v_job.run_at := p_now + make_interval(secs => coalesce(p_delay_seconds, 0)::double precision);
         PERFORM @extschema@._defer(ARRAY[v_job], 'scheduled');
     WHEN 'cancelled' THEN
-        PERFORM @extschema@._append_done(v_job, 'cancelled', p_ready_slot, p_position, p_attempted_at, p_now, p_reason, NULL);
+        PERFORM @extschema@._append_done(
+            v_job, 'cancelled', p_ready_slot, p_position, p_attempted_at, p_now, p_reason, NULL);
     WHEN 'failed' THEN
-        RETURN @extschema@._fail_job(v_job, p_ready_slot, p_position, p_attempted_at, coalesce(p_reason, 'terminal_error'), p_now);
+        RETURN @extschema@._fail_job(
+            v_job, p_ready_slot, p_position, p_attempted_at, coalesce(p_reason, 'terminal_error'), p_now);
     WHEN 'released' THEN
         PERFORM @extschema@._release_job(v_job, p_reason, p_now);
     END CASE;
     RETURN p_outcome;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._move_attempt(@extschema@._job, @extschema@.attempt_outcome, integer, bigint, timestamptz, numeric, jsonb, text, jsonb, timestamptz) IS
+COMMENT ON FUNCTION @extschema@._move_attempt(
+    @extschema@._job, @extschema@.attempt_outcome, integer, bigint, timestamptz, numeric, jsonb, text, jsonb,
+    timestamptz) IS
     'Internal: puts the job of an ending attempt where its outcome sends it.';

@@ -1,8 +1,9 @@
 -- Receipts. A receipt (slot, batch, position) is open while its position is in the batch and in none of its closures.
 
-CREATE OR REPLACE FUNCTION @extschema@._read_batch(p_slot integer, p_batch bigint,
-    OUT ready_slot integer, OUT owner uuid, OUT is_plain boolean, OUT claimed_at timestamptz, OUT deadline_at timestamptz,
-    OUT positions int8multirange, OUT closed int8multirange, OUT next_no integer)
+CREATE OR REPLACE FUNCTION @extschema@._read_batch(
+    p_slot integer, p_batch bigint,
+    OUT ready_slot integer, OUT owner uuid, OUT is_plain boolean, OUT claimed_at timestamptz,
+    OUT deadline_at timestamptz, OUT positions int8multirange, OUT closed int8multirange, OUT next_no integer)
 RETURNS record
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
@@ -29,8 +30,9 @@ $function$;
 COMMENT ON FUNCTION @extschema@._read_batch(integer, bigint) IS
     'Internal: a claim batch with the union of its closures; positions is NULL when this snapshot has no such batch.';
 
-CREATE OR REPLACE FUNCTION @extschema@._append_closure(p_slot integer, p_batch bigint, p_no integer,
-    p_outcome @extschema@.attempt_outcome, p_closed int8multirange, p_reason text, p_now timestamptz)
+CREATE OR REPLACE FUNCTION @extschema@._append_closure(
+    p_slot integer, p_batch bigint, p_no integer, p_outcome @extschema@.attempt_outcome,
+    p_closed int8multirange, p_reason text, p_now timestamptz)
 RETURNS void
 LANGUAGE sql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
@@ -38,30 +40,36 @@ AS $function$
     INSERT INTO @extschema@.lease_claim_closures (batch_id, closed_at, closure_no, outcome, slot, closed, reason)
     VALUES (p_batch, p_now, p_no, p_outcome, p_slot, p_closed, p_reason)
 $function$;
-COMMENT ON FUNCTION @extschema@._append_closure(integer, bigint, integer, @extschema@.attempt_outcome, int8multirange, text, timestamptz) IS
+COMMENT ON FUNCTION @extschema@._append_closure(
+    integer, bigint, integer, @extschema@.attempt_outcome, int8multirange, text, timestamptz) IS
     'Internal: closes positions of a batch. The number is taken: a closure this snapshot cannot see raises 23505.';
 
 -- Outcome of a closed position; NULL while open or when the evidence is gone.
-CREATE OR REPLACE FUNCTION @extschema@._closure_outcome(p_slot integer, p_batch bigint, p_position bigint,
-    OUT outcome @extschema@.attempt_outcome, OUT reason text)
-RETURNS record
+CREATE OR REPLACE FUNCTION @extschema@._closure_outcome(p_slot integer, p_batch bigint, p_position bigint)
+RETURNS @extschema@.attempt_outcome
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
 SET enable_bitmapscan = off
 AS $function$
+DECLARE
+    v_outcome @extschema@.attempt_outcome;
 BEGIN
-    EXECUTE format('SELECT c.outcome, c.reason FROM @extschema@.lease_claim_closures_%s c
-                    WHERE c.batch_id = $1 AND c.closed @> $2 ORDER BY c.closure_no DESC LIMIT 1', p_slot)
-        INTO outcome, reason USING p_batch, p_position;
+    EXECUTE format('SELECT c.outcome FROM @extschema@.lease_claim_closures_%s c
+                    WHERE c.batch_id = $1 AND c.closed @> $2 LIMIT 1', p_slot)
+        INTO v_outcome USING p_batch, p_position;
+    RETURN v_outcome;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._closure_outcome(integer, bigint, bigint) IS 'Internal: how a position of a batch was closed.';
+COMMENT ON FUNCTION @extschema@._closure_outcome(integer, bigint, bigint) IS
+    'Internal: how a position of a batch was closed.';
 
 -- Batches of a slot with something open. Two ordered index scans merge, so the cost is one pass over the slot.
 CREATE OR REPLACE FUNCTION @extschema@._open_batches(p_slot integer)
-RETURNS TABLE (batch_id bigint, owner uuid, ready_slot integer, claimed_at timestamptz, deadline_at timestamptz, open int8multirange)
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+RETURNS TABLE (
+    batch_id bigint, owner uuid, ready_slot integer, claimed_at timestamptz, deadline_at timestamptz,
+    open int8multirange)
+LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
 SET enable_bitmapscan = off
@@ -75,9 +83,12 @@ BEGIN
         RETURN;
     END IF;
     RETURN QUERY EXECUTE format($query$
-        SELECT b.batch_id, b.owner, b.ready_slot::integer, b.claimed_at, b.deadline_at, b.positions - coalesce(c.closed, '{}')
+        SELECT b.batch_id, b.owner, b.ready_slot::integer, b.claimed_at, b.deadline_at,
+               b.positions - coalesce(c.closed, '{}')
         FROM @extschema@.lease_claim_batches_%1$s b
-        LEFT JOIN (SELECT x.batch_id, range_agg(x.closed) AS closed FROM @extschema@.lease_claim_closures_%1$s x GROUP BY x.batch_id) c
+        LEFT JOIN (SELECT x.batch_id, range_agg(x.closed) AS closed
+                   FROM @extschema@.lease_claim_closures_%1$s x
+                   GROUP BY x.batch_id) c
             ON c.batch_id = b.batch_id
         WHERE b.positions IS DISTINCT FROM c.closed
         $query$, p_slot);
@@ -86,7 +97,8 @@ $function$;
 COMMENT ON FUNCTION @extschema@._open_batches(integer) IS 'Internal: batches of a claim slot that have open positions.';
 
 -- The first open batch of a slot, or of those with bodies in one ready slot; it stops there.
-CREATE OR REPLACE FUNCTION @extschema@._first_open_batch(p_slot integer, p_ready_slot integer,
+CREATE OR REPLACE FUNCTION @extschema@._first_open_batch(
+    p_slot integer, p_ready_slot integer,
     OUT batch_id bigint, OUT owner uuid, OUT claimed_at timestamptz, OUT open int8multirange)
 RETURNS record
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
@@ -110,7 +122,8 @@ BEGIN
         $query$, p_slot) INTO batch_id, owner, claimed_at, open USING p_ready_slot;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._first_open_batch(integer, integer) IS 'Internal: the first batch of a claim slot with open positions.';
+COMMENT ON FUNCTION @extschema@._first_open_batch(integer, integer) IS
+    'Internal: the first batch of a claim slot with open positions.';
 
 -- Which of some positions of a batch are closed, and how.
 CREATE OR REPLACE FUNCTION @extschema@._closed_positions(p_slot integer, p_batch bigint, p_positions int8multirange)
@@ -122,8 +135,12 @@ SET enable_bitmapscan = off
 SET jit = off
 AS $function$
 BEGIN
-    RETURN QUERY EXECUTE format('SELECT p, c.outcome FROM @extschema@.lease_claim_closures_%s c,
-        LATERAL unnest(@extschema@._to_list(c.closed * $2)) p WHERE c.batch_id = $1', p_slot) USING p_batch, p_positions;
+    RETURN QUERY EXECUTE format('SELECT p, c.outcome
+                                 FROM @extschema@.lease_claim_closures_%s c,
+                                      LATERAL unnest(@extschema@._to_list(c.closed * $2)) p
+                                 WHERE c.batch_id = $1', p_slot)
+        USING p_batch, p_positions;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._closed_positions(integer, bigint, int8multirange) IS 'Internal: closed ones among positions of a batch.';
+COMMENT ON FUNCTION @extschema@._closed_positions(integer, bigint, int8multirange) IS
+    'Internal: closed ones among positions of a batch.';

@@ -4,7 +4,8 @@
 -- closure which an old snapshot cannot see makes a second one fail instead of being ignored.
 
 CREATE SEQUENCE @extschema@.claim_batch_ids;
-COMMENT ON SEQUENCE @extschema@.claim_batch_ids IS 'Ids of claim batches; never reused, because closures match by them.';
+COMMENT ON SEQUENCE @extschema@.claim_batch_ids IS
+    'Ids of claim batches; never reused, because closures match by them.';
 SELECT @extschema@._mark_for_dump('@extschema@.claim_batch_ids');
 
 CREATE TABLE @extschema@.lease_claim_batches (
@@ -18,7 +19,8 @@ CREATE TABLE @extschema@.lease_claim_batches (
     positions   int8multirange NOT NULL
 ) PARTITION BY LIST (slot);
 COMMENT ON TABLE @extschema@.lease_claim_batches IS
-    'Claimed positions of one lane, one ready slot, one deadline. is_plain: first attempts of jobs called by their position.';
+    'Claimed positions of one lane, one ready slot, one deadline. '
+    'is_plain: first attempts of jobs called by their position.';
 SELECT @extschema@._create_leaves('claim', 'lease_claim_batches', jsonb_build_object(
     'batch_id_key', 'UNIQUE INDEX %s ON %s (batch_id)',
     'deadline_idx', 'INDEX %s ON %s (deadline_at) WHERE deadline_at IS NOT NULL'));
@@ -43,19 +45,22 @@ CREATE TABLE @extschema@.attempt_state (
     updated_at timestamptz NOT NULL,
     CONSTRAINT attempt_state_pkey PRIMARY KEY (batch_id, "position")
 ) WITH (fillfactor = 70, autovacuum_vacuum_threshold = 50, autovacuum_vacuum_scale_factor = 0);
-COMMENT ON TABLE @extschema@.attempt_state IS 'Progress of running attempts that report it; gone when the attempt ends.';
+COMMENT ON TABLE @extschema@.attempt_state IS
+    'Progress of running attempts that report it; gone when the attempt ends.';
 SELECT @extschema@._mark_for_dump('@extschema@.attempt_state');
 
 CREATE TYPE @extschema@._seen_rows AS (
-    positions bigint[], leaves integer[], sizes integer[], frontier bigint, probe_full boolean, scan_full boolean, low bigint,
-    is_plain boolean);
+    positions bigint[], leaves integer[], sizes integer[], frontier bigint, probe_full boolean, scan_full boolean,
+    low bigint, is_plain boolean);
 COMMENT ON TYPE @extschema@._seen_rows IS
-    'Internal: candidates of a claim, each with its leaf and the size of its args, and up to where everything was seen.';
+    'Internal: candidates of a claim, each with its leaf and the size of its args, '
+    'and up to where everything was seen.';
 
 CREATE TYPE @extschema@._finish_item AS (
     ordinal bigint, job_id bigint, run_lease bigint, claim_slot integer, batch_id bigint, "position" bigint,
     outcome @extschema@.attempt_outcome, result jsonb, error jsonb, delay_seconds numeric, reason text, fault text);
-COMMENT ON TYPE @extschema@._finish_item IS 'Internal: one item of finish_jobs, parsed; fault says what is wrong with it.';
+COMMENT ON TYPE @extschema@._finish_item IS
+    'Internal: one item of finish_jobs, parsed; fault says what is wrong with it.';
 
 CREATE TYPE @extschema@._finish_answer AS (ordinal bigint, job_id bigint, run_lease bigint, result text, reason text);
 COMMENT ON TYPE @extschema@._finish_answer IS 'Internal: the answer to one item of finish_jobs.';

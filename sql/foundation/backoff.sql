@@ -1,4 +1,5 @@
--- Delay before the next attempt, in seconds, always within [0, 24 h]. The exponent is clamped before the power is taken.
+-- Delay before the next attempt, in seconds, always within [0, 24 h]. The
+-- exponent is clamped before the power is taken.
 -- p_policy: NULL, {"delays": [...]} (the last one repeats), or base_seconds, factor, cap_seconds, jitter.
 CREATE OR REPLACE FUNCTION @extschema@._backoff_seconds(p_attempt integer, p_policy jsonb, p_random double precision)
 RETURNS double precision
@@ -9,13 +10,15 @@ DECLARE
     c_cap constant double precision := 86400;
     v_base double precision := coalesce(round((p_policy ->> 'base_seconds')::numeric, 9)::double precision, 1);
     v_factor double precision := coalesce(round((p_policy ->> 'factor')::numeric, 9)::double precision, 2);
-    v_cap double precision := least(coalesce(round((p_policy ->> 'cap_seconds')::numeric, 9)::double precision, c_cap), c_cap);
+    v_cap double precision := least(
+        coalesce(round((p_policy ->> 'cap_seconds')::numeric, 9)::double precision, c_cap), c_cap);
     v_jitter double precision := coalesce(round((p_policy ->> 'jitter')::numeric, 9)::double precision, 0.25);
     v_attempt integer := greatest(coalesce(p_attempt, 1), 1);
     v_delay double precision;
 BEGIN
     IF p_policy ? 'delays' THEN
-        v_delay := round((p_policy -> 'delays' ->> (least(v_attempt, jsonb_array_length(p_policy -> 'delays')) - 1))::numeric, 9)::double precision;
+        v_delay := round((p_policy -> 'delays'
+            ->> (least(v_attempt, jsonb_array_length(p_policy -> 'delays')) - 1))::numeric, 9)::double precision;
         RETURN least(v_delay, c_cap);
     END IF;
     -- 1.01^1000 and 2^20 both fit; a larger factor reaches the cap long before the clamp.
@@ -26,9 +29,11 @@ BEGIN
 END
 $function$;
 COMMENT ON FUNCTION @extschema@._backoff_seconds(integer, jsonb, double precision) IS
-    'Internal: seconds to wait after a failed attempt: base * factor^attempt plus up to jitter of it, at most the cap (24 h).';
+    'Internal: seconds to wait after a failed attempt: '
+    'base * factor^attempt plus up to jitter of it, at most the cap (24 h).';
 
-CREATE OR REPLACE FUNCTION @extschema@._append_error(p_errors jsonb, p_error jsonb, p_attempt integer, p_now timestamptz)
+CREATE OR REPLACE FUNCTION @extschema@._append_error(
+    p_errors jsonb, p_error jsonb, p_attempt integer, p_now timestamptz)
 RETURNS jsonb
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path = pg_catalog, pg_temp
@@ -36,11 +41,13 @@ AS $function$
 DECLARE
     v_max_count integer := @extschema@._setting('errors_max_count');
     v_max_bytes integer := @extschema@._setting('errors_max_bytes');
-    v_entry jsonb := CASE jsonb_typeof(p_error) WHEN 'object' THEN p_error ELSE jsonb_build_object('error', p_error) END;
+    v_entry jsonb := CASE jsonb_typeof(p_error)
+        WHEN 'object' THEN p_error ELSE jsonb_build_object('error', p_error) END;
     v_errors jsonb := coalesce(p_errors, '[]');
 BEGIN
     IF octet_length(v_entry::text) > v_max_bytes / 2 THEN
-        v_entry := jsonb_build_object('error', left(coalesce(v_entry ->> 'error', v_entry::text), v_max_bytes / 16), 'truncated', true);
+        v_entry := jsonb_build_object(
+            'error', left(coalesce(v_entry ->> 'error', v_entry::text), v_max_bytes / 16), 'truncated', true);
     END IF;
     v_errors := v_errors || (v_entry || jsonb_build_object('attempt', p_attempt, 'at', p_now));
     -- The newest entries are the ones that explain the job.

@@ -1,5 +1,5 @@
--- A position is lane_id * 2^42 + n, and sets of positions are multiranges. Not STRICT where that would keep the planner from
--- inlining: a call costs ten times the expression.
+-- A position is lane_id * 2^42 + n, and sets of positions are multiranges. Not STRICT where that would keep the
+-- planner from inlining: a call costs ten times the expression.
 
 CREATE OR REPLACE FUNCTION @extschema@._lane_base(p_lane integer)
 RETURNS bigint

@@ -13,7 +13,8 @@ BEGIN
     END IF;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._mark_for_dump(regclass) IS 'Internal: registers a table or sequence whose rows pg_dump must keep.';
+COMMENT ON FUNCTION @extschema@._mark_for_dump(regclass) IS
+    'Internal: registers a table or sequence whose rows pg_dump must keep.';
 
 CREATE OR REPLACE FUNCTION @extschema@._slot_count(p_ring text)
 RETURNS integer
@@ -21,7 +22,8 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE STRICT
 RETURN CASE p_ring WHEN 'queue' THEN 16 WHEN 'claim' THEN 8 END;
 COMMENT ON FUNCTION @extschema@._slot_count(text) IS 'Internal: number of slots of a ring, fixed at install.';
 
--- p_indexes: index definitions by suffix, created on every leaf, because a partitioned unique index would need the slot.
+-- p_indexes: index definitions by suffix, created on every leaf, because a
+-- partitioned unique index would need the slot.
 CREATE OR REPLACE FUNCTION @extschema@._create_leaves(p_ring text, p_table text, p_indexes jsonb)
 RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
@@ -45,4 +47,5 @@ BEGIN
     END LOOP;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._create_leaves(text, text, jsonb) IS 'Internal: makes the leaves of a ring table at install.';
+COMMENT ON FUNCTION @extschema@._create_leaves(text, text, jsonb) IS
+    'Internal: makes the leaves of a ring table at install.';

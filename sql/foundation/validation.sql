@@ -18,7 +18,8 @@ SET search_path = pg_catalog, pg_temp
 AS $function$
 BEGIN
     IF p_name IS NULL OR p_name = '' THEN
-        PERFORM @extschema@._refuse('22023', format('field "%s" must not be empty', p_field), 'Give a name of 1 to 200 characters.');
+        PERFORM @extschema@._refuse('22023', format('field "%s" must not be empty', p_field),
+            'Give a name of 1 to 200 characters.');
     ELSIF length(p_name) > 200 THEN
         PERFORM @extschema@._refuse('23514', format('field "%s" has %s characters', p_field, length(p_name)),
             'The limit is 200 characters.');
@@ -28,7 +29,8 @@ BEGIN
     END IF;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._check_name(text, text) IS 'Internal: a queue or kind has 1 to 200 printable characters (22023, 23514).';
+COMMENT ON FUNCTION @extschema@._check_name(text, text) IS
+    'Internal: a queue or kind has 1 to 200 printable characters (22023, 23514).';
 
 CREATE OR REPLACE FUNCTION @extschema@._check_payload(p_field text, p_value jsonb, p_limit_bytes bigint)
 RETURNS void
@@ -37,7 +39,8 @@ SET search_path = pg_catalog, pg_temp
 AS $function$
 BEGIN
     IF p_value IS NULL THEN
-        PERFORM @extschema@._refuse('22023', format('field "%s" must not be NULL', p_field), 'Leave it out, or give {}.');
+        PERFORM @extschema@._refuse('22023', format('field "%s" must not be NULL', p_field),
+            'Leave it out, or give {}.');
     END IF;
     -- A value below 1 KiB can break no limit: the size limit is at least that, and a nesting level takes 8 bytes.
     IF pg_column_size(p_value) < 1024 AND pg_column_compression(p_value) IS NULL THEN
@@ -56,17 +59,26 @@ $function$;
 COMMENT ON FUNCTION @extschema@._check_payload(text, jsonb, bigint) IS
     'Internal: a JSON value within its size (NULL: args_max_bytes) and 256 levels (22023, 23514).';
 
-CREATE OR REPLACE FUNCTION @extschema@._check_job(p_kind text, p_args jsonb, p_queue text, p_priority integer, p_max_attempts integer,
-    p_run_at timestamptz)
+-- One expression, inlined into its caller, decides the usual case; only what it
+-- cannot pass is looked at field by field.
+CREATE OR REPLACE FUNCTION @extschema@._is_plain_job(
+    p_kind text, p_args jsonb, p_queue text, p_priority integer, p_max_attempts integer, p_run_at timestamptz)
+RETURNS boolean
+LANGUAGE sql STABLE PARALLEL SAFE
+RETURN p_kind ~ '^[^[:cntrl:]]{1,200}$' AND p_queue ~ '^[^[:cntrl:]]{1,200}$' AND p_priority BETWEEN 1 AND 4
+    AND p_max_attempts BETWEEN 1 AND 1000 AND coalesce(isfinite(p_run_at), true)
+    AND pg_column_size(p_args) < 1024 AND pg_column_compression(p_args) IS NULL;
+COMMENT ON FUNCTION @extschema@._is_plain_job(text, jsonb, text, integer, integer, timestamptz) IS
+    'Internal: true for a job that breaks no limit; otherwise look closer.';
+
+CREATE OR REPLACE FUNCTION @extschema@._check_job(
+    p_kind text, p_args jsonb, p_queue text, p_priority integer, p_max_attempts integer, p_run_at timestamptz)
 RETURNS void
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$
 BEGIN
-    -- One expression decides the usual case; only what it cannot pass is looked at field by field.
-    IF p_kind ~ '^[^[:cntrl:]]{1,200}$' AND p_queue ~ '^[^[:cntrl:]]{1,200}$' AND p_priority BETWEEN 1 AND 4
-       AND p_max_attempts BETWEEN 1 AND 1000 AND coalesce(isfinite(p_run_at), true)
-       AND pg_column_size(p_args) < 1024 AND pg_column_compression(p_args) IS NULL THEN
+    IF @extschema@._is_plain_job(p_kind, p_args, p_queue, p_priority, p_max_attempts, p_run_at) THEN
         RETURN;
     END IF;
     PERFORM @extschema@._check_name('kind', p_kind);
@@ -77,7 +89,8 @@ BEGIN
             'Priorities run from 1 (first) to 4.');
     END IF;
     IF p_max_attempts IS NULL OR p_max_attempts NOT BETWEEN 1 AND 1000 THEN
-        PERFORM @extschema@._refuse('23514', format('field "max_attempts" is %s', coalesce(p_max_attempts::text, 'NULL')),
+        PERFORM @extschema@._refuse('23514',
+            format('field "max_attempts" is %s', coalesce(p_max_attempts::text, 'NULL')),
             'A job may have 1 to 1000 attempts.');
     END IF;
     IF p_run_at IS NOT NULL AND NOT isfinite(p_run_at) THEN
@@ -88,29 +101,33 @@ $function$;
 COMMENT ON FUNCTION @extschema@._check_job(text, jsonb, text, integer, integer, timestamptz) IS
     'Internal: raises 22023 or 23514 for a field that a job cannot have.';
 
--- Keys of p_options that are not in p_known: JQ007 for those of later versions, 22023 for the rest.
-CREATE OR REPLACE FUNCTION @extschema@._check_options(p_field text, p_options jsonb, p_known text[])
+-- Keys of p_options that are not in p_known: JQ007 for those in p_later, 22023 for the rest.
+CREATE OR REPLACE FUNCTION @extschema@._check_options(
+    p_field text, p_options jsonb, p_known text[], p_later text[] DEFAULT '{}')
 RETURNS void
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$
 DECLARE
-    c_later constant text[] := '{unique,backpressure,after,on_parent_failure,concurrency_key}'::text[];
     v_key text;
 BEGIN
     IF p_options IS NULL OR jsonb_typeof(p_options) <> 'object' THEN
-        PERFORM @extschema@._refuse('22023', format('field "%s" must be a JSON object', p_field), 'Leave it out, or give {}.');
+        PERFORM @extschema@._refuse('22023', format('field "%s" must be a JSON object', p_field),
+            'Leave it out, or give {}.');
     END IF;
     FOR v_key IN SELECT k FROM jsonb_object_keys(p_options) k WHERE k <> ALL (p_known) LOOP
-        IF v_key = ANY (c_later) AND p_field = 'opts' THEN
-            PERFORM @extschema@._refuse('JQ007', format('option "%s" is not enabled in this version', v_key), 'Leave the option out.');
+        IF v_key = ANY (p_later) THEN
+            PERFORM @extschema@._refuse('JQ007', format('option "%s" is not enabled in this version', v_key),
+                'Leave the option out.');
         END IF;
-        PERFORM @extschema@._refuse('22023', format('field "%s" has the unknown option %s', p_field, quote_ident(left(v_key, 100))),
+        PERFORM @extschema@._refuse('22023',
+            format('field "%s" has the unknown option %s', p_field, quote_ident(left(v_key, 100))),
             format('Known options: %s.', array_to_string(p_known, ', ')));
     END LOOP;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._check_options(text, jsonb, text[]) IS 'Internal: refuses unknown options (22023, JQ007).';
+COMMENT ON FUNCTION @extschema@._check_options(text, jsonb, text[], text[]) IS
+    'Internal: refuses unknown options (22023, JQ007).';
 
 -- A number of an options object; NULL when absent. Bounds are inclusive.
 CREATE OR REPLACE FUNCTION @extschema@._option_number(p_options jsonb, p_key text, p_minimum numeric, p_maximum numeric)
@@ -122,17 +139,21 @@ BEGIN
     IF NOT p_options ? p_key OR jsonb_typeof(p_options -> p_key) = 'null' THEN
         RETURN NULL;
     END IF;
-    IF jsonb_typeof(p_options -> p_key) <> 'number' OR (p_options ->> p_key)::numeric NOT BETWEEN p_minimum AND p_maximum THEN
-        PERFORM @extschema@._refuse('22023', format('option "%s" cannot be %s', p_key, left((p_options -> p_key)::text, 100)),
+    IF jsonb_typeof(p_options -> p_key) <> 'number'
+       OR (p_options ->> p_key)::numeric NOT BETWEEN p_minimum AND p_maximum THEN
+        PERFORM @extschema@._refuse('22023',
+            format('option "%s" cannot be %s', p_key, left((p_options -> p_key)::text, 100)),
             format('Give a number from %s to %s.', p_minimum, p_maximum));
     END IF;
     -- Nanoseconds are enough; what is smaller would not fit into double precision.
     RETURN round((p_options ->> p_key)::numeric, 9);
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._option_number(jsonb, text, numeric, numeric) IS 'Internal: a bounded number from an options object (22023).';
+COMMENT ON FUNCTION @extschema@._option_number(jsonb, text, numeric, numeric) IS
+    'Internal: a bounded number from an options object (22023).';
 
-CREATE OR REPLACE FUNCTION @extschema@._option_integer(p_options jsonb, p_key text, p_minimum integer, p_maximum integer)
+CREATE OR REPLACE FUNCTION @extschema@._option_integer(
+    p_options jsonb, p_key text, p_minimum integer, p_maximum integer)
 RETURNS integer
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path = pg_catalog, pg_temp
@@ -141,7 +162,8 @@ DECLARE
     v_number numeric := @extschema@._option_number(p_options, p_key, p_minimum, p_maximum);
 BEGIN
     IF v_number <> trunc(v_number) THEN
-        PERFORM @extschema@._refuse('22023', format('option "%s" cannot be %s', p_key, left((p_options -> p_key)::text, 100)),
+        PERFORM @extschema@._refuse('22023',
+            format('option "%s" cannot be %s', p_key, left((p_options -> p_key)::text, 100)),
             format('Give a whole number from %s to %s.', p_minimum, p_maximum));
     END IF;
     RETURN v_number::integer;
@@ -160,7 +182,8 @@ BEGIN
         RETURN NULL;
     END IF;
     IF jsonb_typeof(p_options -> p_key) <> 'boolean' THEN
-        PERFORM @extschema@._refuse('22023', format('option "%s" cannot be %s', p_key, left((p_options -> p_key)::text, 100)),
+        PERFORM @extschema@._refuse('22023',
+            format('option "%s" cannot be %s', p_key, left((p_options -> p_key)::text, 100)),
             'Give true or false.');
     END IF;
     RETURN (p_options -> p_key)::boolean;
@@ -178,13 +201,15 @@ BEGIN
         RETURN NULL;
     END IF;
     IF jsonb_typeof(p_options -> p_key) <> 'string' OR length(p_options ->> p_key) NOT BETWEEN 1 AND p_max_length THEN
-        PERFORM @extschema@._refuse('22023', format('option "%s" must be a string of 1 to %s characters', p_key, p_max_length),
+        PERFORM @extschema@._refuse('22023',
+            format('option "%s" must be a string of 1 to %s characters', p_key, p_max_length),
             'Correct it or leave it out.');
     END IF;
     RETURN p_options ->> p_key;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._option_text(jsonb, text, integer) IS 'Internal: a bounded string from an options object (22023).';
+COMMENT ON FUNCTION @extschema@._option_text(jsonb, text, integer) IS
+    'Internal: a bounded string from an options object (22023).';
 
 CREATE OR REPLACE FUNCTION @extschema@._check_tags(p_tags jsonb)
 RETURNS void
@@ -195,13 +220,16 @@ BEGIN
     IF jsonb_typeof(p_tags) <> 'array'
        OR EXISTS (SELECT FROM jsonb_array_elements(p_tags) t
                   WHERE jsonb_typeof(t) <> 'string' OR length(t #>> '{}') NOT BETWEEN 1 AND 200) THEN
-        PERFORM @extschema@._refuse('22023', 'option "tags" must be an array of strings of 1 to 200 characters', 'Correct it or leave it out.');
+        PERFORM @extschema@._refuse('22023', 'option "tags" must be an array of strings of 1 to 200 characters',
+            'Correct it or leave it out.');
     ELSIF jsonb_array_length(p_tags) > 20 THEN
-        PERFORM @extschema@._refuse('23514', format('option "tags" has %s entries', jsonb_array_length(p_tags)), 'The limit is 20 tags.');
+        PERFORM @extschema@._refuse('23514', format('option "tags" has %s entries', jsonb_array_length(p_tags)),
+            'The limit is 20 tags.');
     END IF;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._check_tags(jsonb) IS 'Internal: at most 20 tags, strings of 1 to 200 characters (22023, 23514).';
+COMMENT ON FUNCTION @extschema@._check_tags(jsonb) IS
+    'Internal: at most 20 tags, strings of 1 to 200 characters (22023, 23514).';
 
 CREATE OR REPLACE FUNCTION @extschema@._check_backoff(p_policy jsonb)
 RETURNS void
@@ -217,8 +245,9 @@ BEGIN
     IF p_policy ? 'delays' AND (
         jsonb_typeof(p_policy -> 'delays') <> 'array' OR jsonb_array_length(p_policy -> 'delays') NOT BETWEEN 1 AND 100
         OR p_policy ?| '{base_seconds,factor,cap_seconds,jitter}'
-        OR EXISTS (SELECT FROM jsonb_array_elements(p_policy -> 'delays') d
-                   WHERE CASE WHEN jsonb_typeof(d) = 'number' THEN d::numeric NOT BETWEEN 0 AND 86400 ELSE true END)) THEN
+        OR EXISTS (
+            SELECT FROM jsonb_array_elements(p_policy -> 'delays') d
+            WHERE CASE WHEN jsonb_typeof(d) = 'number' THEN d::numeric NOT BETWEEN 0 AND 86400 ELSE true END)) THEN
         PERFORM @extschema@._refuse('22023', 'option "backoff" has bad "delays"',
             'Give 1 to 100 numbers of seconds from 0 to 86400, and nothing else beside them.');
     END IF;
@@ -239,7 +268,8 @@ BEGIN
         RETURN CASE WHEN p_max_attempts <> 25 THEN jsonb_build_object('max_attempts', p_max_attempts) END;
     END IF;
     PERFORM @extschema@._check_options('opts', p_opts,
-        '{tags,metadata,ordering_key,delay_seconds,deadline_seconds,keep_result,backoff,trace}');
+        '{tags,metadata,ordering_key,delay_seconds,deadline_seconds,keep_result,backoff,trace}',
+        '{unique,backpressure,after,on_parent_failure,concurrency_key}');
     v_ext := jsonb_strip_nulls(jsonb_build_object(
         'max_attempts', nullif(p_max_attempts, 25),
         'deadline_seconds', @extschema@._option_number(p_opts, 'deadline_seconds', 0.001, 31536000),
@@ -253,7 +283,8 @@ BEGIN
     END IF;
     IF coalesce(p_opts -> 'metadata', 'null') <> 'null' THEN
         IF jsonb_typeof(p_opts -> 'metadata') <> 'object' THEN
-            PERFORM @extschema@._refuse('22023', 'option "metadata" must be a JSON object', 'Correct it or leave it out.');
+            PERFORM @extschema@._refuse('22023', 'option "metadata" must be a JSON object',
+                'Correct it or leave it out.');
         END IF;
         PERFORM @extschema@._check_payload('metadata', p_opts -> 'metadata', 65536);
         v_ext := v_ext || jsonb_build_object('metadata', p_opts -> 'metadata');
@@ -265,4 +296,5 @@ BEGIN
     RETURN nullif(v_ext, '{}');
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._job_ext(jsonb, integer) IS 'Internal: validated options of a job in stored form (22023, 23514, JQ007).';
+COMMENT ON FUNCTION @extschema@._job_ext(jsonb, integer) IS
+    'Internal: validated options of a job in stored form (22023, 23514, JQ007).';

@@ -5,19 +5,27 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$
 DECLARE
-    v_before timestamptz := p_now - make_interval(secs => @extschema@._setting('instance_retention_seconds')::double precision);
-    v_silent uuid[] := ARRAY(SELECT i.instance_id FROM @extschema@.runtime_instances i WHERE coalesce(i.heartbeat_at, i.started_at) < v_before);
+    v_before timestamptz := p_now
+        - make_interval(secs => @extschema@._setting('instance_retention_seconds')::double precision);
+    v_silent uuid[] := ARRAY(
+        SELECT i.instance_id
+        FROM @extschema@.runtime_instances i
+        WHERE coalesce(i.heartbeat_at, i.started_at) < v_before);
 BEGIN
     IF cardinality(v_silent) = 0 THEN
         RETURN 0;
     END IF;
     FOR v_slot IN 0 .. @extschema@._slot_count('claim') - 1 LOOP
-        v_silent := ARRAY(SELECT u FROM unnest(v_silent) u EXCEPT SELECT o.owner FROM @extschema@._open_batches(v_slot) o);
+        v_silent := ARRAY(
+            SELECT u FROM unnest(v_silent) u
+            EXCEPT
+            SELECT o.owner FROM @extschema@._open_batches(v_slot) o);
     END LOOP;
     RETURN @extschema@._delete_instances(v_silent, v_before);
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._forget_instances(timestamptz) IS 'Internal: deletes instances silent for instance_retention_seconds that own no attempt.';
+COMMENT ON FUNCTION @extschema@._forget_instances(timestamptz) IS
+    'Internal: deletes instances silent for instance_retention_seconds that own no attempt.';
 
 -- A hint that leads its lane's ledger would hide jobs; nothing should make one, and this would repair it.
 CREATE OR REPLACE FUNCTION @extschema@._audit_hints()

@@ -1,7 +1,9 @@
--- Prune: a slot is emptied by TRUNCATE once nothing in it waits or runs. Gates are cheap and prove nothing by themselves; the
--- recheck under ACCESS EXCLUSIVE decides. Locks are taken NOWAIT: a queued exclusive lock would block every later claim.
+-- Prune: a slot is emptied by TRUNCATE once nothing in it waits or runs. Gates are cheap and prove
+-- nothing by themselves; the recheck under ACCESS EXCLUSIVE decides. Locks are taken NOWAIT: a queued
+-- exclusive lock would block every later claim.
 
--- The first lane with a waiting row in a slot. Only lanes that have rows there are looked at, by skipping through the index.
+-- The first lane with a waiting row in a slot. Only lanes that have rows there are
+-- looked at, by skipping through the index.
 CREATE OR REPLACE FUNCTION @extschema@._unclaimed_lane(p_slot integer)
 RETURNS integer
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
@@ -21,7 +23,9 @@ BEGIN
         RETURN NULL;
     END IF;
     LOOP
-        EXECUTE format('SELECT r."position" FROM @extschema@.ready_entries_%s r WHERE r."position" > $1 ORDER BY r."position" LIMIT 1', p_slot)
+        EXECUTE format('SELECT r."position" FROM @extschema@.ready_entries_%s r
+                        WHERE r."position" > $1
+                        ORDER BY r."position" LIMIT 1', p_slot)
             INTO v_position USING v_position;
         EXIT WHEN v_position IS NULL;
         v_lane := @extschema@._lane_of(v_position);
@@ -62,8 +66,10 @@ BEGIN
     IF p_ring = 'queue' THEN
         v_lane := @extschema@._unclaimed_lane(p_slot);
         IF v_lane IS NOT NULL THEN
-            RETURN (SELECT jsonb_build_object('reason', 'unclaimed', 'queue', l.queue, 'priority', l.priority, 'shard', l.shard)
-                    FROM @extschema@.queue_lanes l WHERE l.lane_id = v_lane);
+            RETURN (SELECT jsonb_build_object(
+                        'reason', 'unclaimed', 'queue', l.queue, 'priority', l.priority, 'shard', l.shard)
+                    FROM @extschema@.queue_lanes l
+                    WHERE l.lane_id = v_lane);
         END IF;
     END IF;
     FOR v_claim_slot IN 0 .. @extschema@._slot_count('claim') - 1 LOOP
@@ -80,7 +86,8 @@ $function$;
 COMMENT ON FUNCTION @extschema@._slot_blocker(text, integer) IS
     'Internal: why a slot cannot be emptied: current, planned, unclaimed (queue) or receipts (instance).';
 
--- Whether the history of a slot must be kept a while. Room comes first: without an empty slot, or above the size cap, it goes.
+-- Whether the history of a slot must be kept a while. Room comes first: without an
+-- empty slot, or above the size cap, it goes.
 CREATE OR REPLACE FUNCTION @extschema@._slot_is_retained(p_ring text, p_slot integer, p_now timestamptz)
 RETURNS boolean
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
@@ -90,11 +97,12 @@ DECLARE
     v_newest timestamptz;
     v_empty bigint;
     v_bytes bigint;
-    v_before timestamptz := p_now - make_interval(secs => @extschema@._setting(
-        CASE p_ring WHEN 'queue' THEN 'terminal_retention_seconds' ELSE 'attempt_evidence_seconds' END)::double precision);
+    v_before timestamptz := p_now - make_interval(secs => @extschema@._setting(CASE p_ring
+        WHEN 'queue' THEN 'terminal_retention_seconds' ELSE 'attempt_evidence_seconds' END)::double precision);
 BEGIN
     SELECT count(*) FILTER (WHERE b.bytes = 0), sum(b.bytes) INTO v_empty, v_bytes
-    FROM generate_series(0, @extschema@._slot_count(p_ring) - 1) s, LATERAL (SELECT @extschema@._slot_bytes(p_ring, s) AS bytes) b;
+    FROM generate_series(0, @extschema@._slot_count(p_ring) - 1) s,
+         LATERAL (SELECT @extschema@._slot_bytes(p_ring, s) AS bytes) b;
     IF v_empty = 0 OR (p_ring = 'queue' AND v_bytes > @extschema@._setting('ring_size_cap_bytes')) THEN
         RETURN false;
     ELSIF @extschema@._slot_left_at(p_ring, p_slot) > v_before THEN
@@ -109,7 +117,8 @@ BEGIN
     RETURN coalesce(v_newest > v_before, false);
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._slot_is_retained(text, integer, timestamptz) IS 'Internal: whether retention keeps a slot.';
+COMMENT ON FUNCTION @extschema@._slot_is_retained(text, integer, timestamptz) IS
+    'Internal: whether retention keeps a slot.';
 
 CREATE OR REPLACE FUNCTION @extschema@._lock_slot(p_ring text, p_slot integer, p_mode text, p_tries integer)
 RETURNS boolean
@@ -130,7 +139,8 @@ BEGIN
     RETURN false;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._lock_slot(text, integer, text, integer) IS 'Internal: locks all leaves of a slot, or none, without queueing.';
+COMMENT ON FUNCTION @extschema@._lock_slot(text, integer, text, integer) IS
+    'Internal: locks all leaves of a slot, or none, without queueing.';
 
 CREATE OR REPLACE FUNCTION @extschema@._prune_slot(p_ring text, p_slot integer, p_now timestamptz)
 RETURNS text
@@ -161,16 +171,19 @@ BEGIN
         IF p_ring = 'queue' THEN
             PERFORM @extschema@._checkpoint_claim_heads(p_slot);
         END IF;
-        v_used := (SELECT string_agg('@extschema@.' || t.name || '_' || p_slot, ', ') FROM unnest(@extschema@._ring_tables(p_ring)) t (name)
-                   WHERE @extschema@._leaf_in_use(t.name, p_slot));
-        EXECUTE 'TRUNCATE ' || v_used;
+        v_used := (
+            SELECT string_agg('@extschema@.' || t.name || '_' || p_slot, ', ')
+            FROM unnest(@extschema@._ring_tables(p_ring)) t (name)
+            WHERE @extschema@._leaf_in_use(t.name, p_slot));
+        EXECUTE format('TRUNCATE %s', v_used);
     EXCEPTION WHEN SQLSTATE 'JQ000' THEN
         NULL;
     END;
     RETURN v_outcome;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._prune_slot(text, integer, timestamptz) IS 'Internal: empties one slot: pruned, locked or in_use.';
+COMMENT ON FUNCTION @extschema@._prune_slot(text, integer, timestamptz) IS
+    'Internal: empties one slot: pruned, locked or in_use.';
 
 -- The oldest slot that can go, at most one.
 CREATE OR REPLACE FUNCTION @extschema@._prune_ring(p_ring text, p_now timestamptz, OUT outcome text, OUT detail jsonb)
@@ -181,20 +194,22 @@ AS $function$
 DECLARE
     v_slot integer;
     v_blocker jsonb;
+    v_outcome text;
 BEGIN
     outcome := 'nothing';
     PERFORM @extschema@._require_read_committed();
-    IF NOT pg_try_advisory_xact_lock(@extschema@._lock_key('ring', CASE p_ring WHEN 'queue' THEN 1 ELSE 2 END)) THEN
+    IF NOT pg_try_advisory_xact_lock(@extschema@._lock_key(p_ring || '_ring', 0)) THEN
         outcome := 'contended';
         RETURN;
     END IF;
     FOR v_slot IN SELECT s FROM generate_series(0, @extschema@._slot_count(p_ring) - 1) s
                   LEFT JOIN @extschema@._ring_slots(p_ring) r ON r.slot = s
-                  WHERE s <> @extschema@._ring_cursor(p_ring) % 64 AND @extschema@._slot_bytes(p_ring, s) > 0
+                  WHERE s <> @extschema@._ring_cursor(p_ring) % 64 AND NOT @extschema@._slot_is_empty(p_ring, s)
                   ORDER BY r.generation NULLS FIRST LOOP
         -- What the gates look at must not stay locked: they look into other slots than the one that is pruned.
         BEGIN
-            v_blocker := CASE WHEN @extschema@._slot_is_retained(p_ring, v_slot, p_now) THEN '{"reason": "retention"}'::jsonb
+            v_blocker := CASE WHEN @extschema@._slot_is_retained(p_ring, v_slot, p_now)
+                              THEN '{"reason": "retention"}'::jsonb
                               ELSE @extschema@._slot_blocker(p_ring, v_slot) END;
             RAISE EXCEPTION USING ERRCODE = 'JQ000';
         EXCEPTION WHEN SQLSTATE 'JQ000' THEN
@@ -202,9 +217,13 @@ BEGIN
         END;
         IF v_blocker IS NULL THEN
             -- pause point: prune
-            outcome := @extschema@._prune_slot(p_ring, v_slot, p_now);
-            detail := jsonb_build_object('slot', v_slot);
-            RETURN;
+            v_outcome := @extschema@._prune_slot(p_ring, v_slot, p_now);
+            IF v_outcome = 'pruned' OR detail IS NULL THEN
+                outcome := v_outcome;
+                detail := jsonb_build_object('slot', v_slot);
+            END IF;
+            -- A slot that an idle transaction has locked does not stop the others.
+            EXIT WHEN v_outcome = 'pruned';
         ELSIF detail IS NULL THEN
             outcome := 'skipped';
             detail := v_blocker || jsonb_build_object('slot', v_slot);

@@ -1,7 +1,8 @@
--- Ends attempts whose worker is gone, whose deadline passed, or that their worker no longer knows. A rescue only tries locks,
--- and decides on what it reads under them: an attempt that finished meanwhile stays finished.
+-- Ends attempts whose worker is gone, whose deadline passed, or that their worker no longer knows. A rescue only
+-- tries locks, and decides on what it reads under them: an attempt that finished meanwhile stays finished.
 
-CREATE OR REPLACE FUNCTION @extschema@._rescue_positions(p_slot integer, p_batch bigint, p_positions bigint[], p_error text, p_now timestamptz)
+CREATE OR REPLACE FUNCTION @extschema@._rescue_positions(
+    p_slot integer, p_batch bigint, p_positions bigint[], p_error text, p_now timestamptz)
 RETURNS bigint
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
@@ -23,8 +24,10 @@ BEGIN
         v_progress := @extschema@._take_progress(p_batch, v_set);
         FOR v_body IN SELECT r.* FROM @extschema@._read_ready(v_batch.ready_slot, @extschema@._to_list(v_set)) r LOOP
             PERFORM @extschema@._move_attempt(
-                @extschema@._ended_job(@extschema@._next_attempt(v_body.job), v_progress -> v_body."position"::text), 'rescued',
-                v_batch.ready_slot, v_body."position", v_batch.claimed_at, NULL, to_jsonb(p_error), p_error, NULL, p_now);
+                @extschema@._ended_job(
+                    @extschema@._next_attempt(v_body.job), v_progress -> v_body."position"::text),
+                'rescued', v_batch.ready_slot, v_body."position", v_batch.claimed_at, NULL, to_jsonb(p_error),
+                p_error, NULL, p_now);
         END LOOP;
         PERFORM @extschema@._append_closure(p_slot, p_batch, v_batch.next_no, 'rescued', v_set, p_error, p_now);
         RETURN @extschema@._cardinality(v_set);
@@ -35,16 +38,22 @@ BEGIN
         RETURN @extschema@._rescue_positions(p_slot, p_batch, p_positions[:v_half], p_error, p_now)
              + @extschema@._rescue_positions(p_slot, p_batch, p_positions[v_half + 1:], p_error, p_now);
     END IF;
-    RAISE WARNING USING MESSAGE = format('attempt at position %s cannot be rescued: %s', p_positions[1], v_message);
-    RETURN 0;
+    FOR v_body IN SELECT r.* FROM @extschema@._read_ready(v_batch.ready_slot, p_positions) r LOOP
+        PERFORM @extschema@._append_done(@extschema@._next_attempt(v_body.job), 'failed', v_batch.ready_slot,
+            v_body."position", v_batch.claimed_at, p_now, 'rescue failed: ' || v_message, NULL);
+    END LOOP;
+    PERFORM @extschema@._append_closure(p_slot, p_batch, v_batch.next_no, 'failed', v_set, v_message, p_now);
+    RETURN 1;
 END
 $function$;
 COMMENT ON FUNCTION @extschema@._rescue_positions(integer, bigint, bigint[], text, timestamptz) IS
-    'Internal: ends open attempts of one batch as rescued; one that cannot be is left, the others are done.';
+    'Internal: ends open attempts of one batch as rescued; one that cannot be ends failed, with the reason.';
 
 -- What of an open batch is to be rescued, and why.
-CREATE OR REPLACE FUNCTION @extschema@._rescuable(p_owner uuid, p_claimed_at timestamptz, p_deadline_at timestamptz, p_open int8multirange,
-    p_dead uuid[], p_stale interval, p_now timestamptz, OUT positions int8multirange, OUT error text)
+CREATE OR REPLACE FUNCTION @extschema@._rescuable(
+    p_owner uuid, p_claimed_at timestamptz, p_deadline_at timestamptz, p_open int8multirange, p_dead uuid[],
+    p_stale interval, p_now timestamptz,
+    OUT positions int8multirange, OUT error text)
 RETURNS record
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path = pg_catalog, pg_temp
@@ -64,7 +73,8 @@ BEGIN
     IF v_instance.heartbeat_at IS NULL THEN
         error := 'no heartbeat since the claim: worker presumed dead';
         positions := CASE WHEN p_claimed_at < p_now - p_stale THEN p_open ELSE '{}' END;
-    ELSIF p_claimed_at < v_instance.heartbeat_before_at AND v_instance.held IS NOT NULL AND v_instance.held_before IS NOT NULL THEN
+    ELSIF p_claimed_at < v_instance.heartbeat_before_at
+          AND v_instance.held IS NOT NULL AND v_instance.held_before IS NOT NULL THEN
         error := 'attempt unknown to its worker: lost';
         positions := p_open - v_instance.held - v_instance.held_before;
     ELSE
@@ -72,7 +82,8 @@ BEGIN
     END IF;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._rescuable(uuid, timestamptz, timestamptz, int8multirange, uuid[], interval, timestamptz) IS
+COMMENT ON FUNCTION @extschema@._rescuable(
+    uuid, timestamptz, timestamptz, int8multirange, uuid[], interval, timestamptz) IS
     'Internal: positions of a batch that must be rescued, with the error to record.';
 
 CREATE OR REPLACE FUNCTION @extschema@._rescue_attempts(p_limit bigint, p_now timestamptz)
@@ -81,7 +92,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$
 DECLARE
-    v_dead uuid[] := @extschema@._dead_instances(p_now);
+    v_dead uuid[] := @extschema@._detect_dead_instances(p_now);
     v_stale interval := make_interval(secs => @extschema@._setting('staleness_seconds')::double precision);
     v_slot integer;
     v_found record;
@@ -89,10 +100,14 @@ DECLARE
 BEGIN
     PERFORM @extschema@._require_read_committed();
     FOR v_slot IN SELECT s.slot FROM @extschema@._ring_slots('claim') s ORDER BY s.generation LOOP
-        FOR v_found IN SELECT o.batch_id, r.positions, r.error
-                       FROM @extschema@._open_batches(v_slot) o,
-                            LATERAL @extschema@._rescuable(o.owner, o.claimed_at, o.deadline_at, o.open, v_dead, v_stale, p_now) r
-                       WHERE NOT isempty(r.positions) ORDER BY o.batch_id LOOP
+        FOR v_found IN
+            SELECT o.batch_id, r.positions, r.error
+            FROM @extschema@._open_batches(v_slot) o,
+                 LATERAL @extschema@._rescuable(
+                     o.owner, o.claimed_at, o.deadline_at, o.open, v_dead, v_stale, p_now) r
+            WHERE NOT isempty(r.positions)
+            ORDER BY o.batch_id
+        LOOP
             CONTINUE WHEN NOT pg_try_advisory_xact_lock(@extschema@._lock_key('batch', v_found.batch_id));
             -- pause point: rescue
             v_rescued := v_rescued + @extschema@._rescue_positions(v_slot, v_found.batch_id,
@@ -105,4 +120,5 @@ BEGIN
     RETURN v_rescued;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._rescue_attempts(bigint, timestamptz) IS 'Internal: rescues up to so many attempts, oldest slot first.';
+COMMENT ON FUNCTION @extschema@._rescue_attempts(bigint, timestamptz) IS
+    'Internal: rescues up to so many attempts, oldest slot first.';

@@ -9,9 +9,18 @@ RETURN CASE p_ring
     WHEN 'claim' THEN ARRAY['lease_claim_batches', 'lease_claim_closures'] END;
 COMMENT ON FUNCTION @extschema@._ring_tables(text) IS 'Internal: families of a ring, in lock order.';
 
+CREATE OR REPLACE FUNCTION @extschema@._slot_is_empty(p_ring text, p_slot integer)
+RETURNS boolean
+LANGUAGE sql VOLATILE PARALLEL UNSAFE
+RETURN NOT EXISTS (SELECT FROM unnest(@extschema@._ring_tables(p_ring)) t WHERE @extschema@._leaf_in_use(t, p_slot));
+COMMENT ON FUNCTION @extschema@._slot_is_empty(text, integer) IS 'Internal: whether no leaf of a slot holds blocks.';
+
+-- With indexes and oversized values; an empty slot counts as 0, although its indexes have a first page.
 CREATE OR REPLACE FUNCTION @extschema@._slot_bytes(p_ring text, p_slot integer)
 RETURNS bigint
 LANGUAGE sql VOLATILE PARALLEL UNSAFE
-RETURN (SELECT coalesce(sum(pg_relation_size(('@extschema@.' || t || '_' || p_slot)::regclass)), 0)::bigint
+RETURN (SELECT CASE WHEN @extschema@._slot_is_empty(p_ring, p_slot) THEN 0
+                    ELSE sum(pg_total_relation_size(('@extschema@.' || t || '_' || p_slot)::regclass)) END::bigint
         FROM unnest(@extschema@._ring_tables(p_ring)) t);
-COMMENT ON FUNCTION @extschema@._slot_bytes(text, integer) IS 'Internal: bytes in the heaps of a slot; 0 means empty.';
+COMMENT ON FUNCTION @extschema@._slot_bytes(text, integer) IS
+    'Internal: bytes of a slot, indexes and oversized values included.';

@@ -1,5 +1,6 @@
--- A ring turns in two transactions. Plan appends the ledger row of the next generation and an empty slot; publish moves the
--- cursor to a ledger row that its own transaction did not write. The ledger leads, so a rollback anywhere is harmless.
+-- A ring turns in two transactions. Plan appends the ledger row of the next generation and an empty
+-- slot; publish moves the cursor to a ledger row that its own transaction did not write. The ledger
+-- leads, so a rollback anywhere is harmless.
 
 CREATE OR REPLACE FUNCTION @extschema@._plan_ring(p_ring text, p_now timestamptz)
 RETURNS text
@@ -14,7 +15,7 @@ DECLARE
     v_since timestamptz;
     v_next integer;
 BEGIN
-    IF NOT pg_try_advisory_xact_lock(@extschema@._lock_key('ring', CASE p_ring WHEN 'queue' THEN 1 ELSE 2 END)) THEN
+    IF NOT pg_try_advisory_xact_lock(@extschema@._lock_key(p_ring || '_ring', 0)) THEN
         RETURN 'contended';
     END IF;
     v_cursor := @extschema@._ring_cursor(p_ring);
@@ -28,12 +29,17 @@ BEGIN
     END IF;
     v_since := (SELECT s.rotated_at FROM @extschema@._ring_slots(p_ring) s WHERE s.slot = v_current);
     IF v_bytes < @extschema@._setting(p_ring || '_rotate_bytes')
-       AND p_now < v_since + make_interval(secs => @extschema@._setting(p_ring || '_rotate_seconds')::double precision) THEN
+       AND p_now < v_since
+           + make_interval(secs => @extschema@._setting(p_ring || '_rotate_seconds')::double precision) THEN
         RETURN 'not_due';
     END IF;
     -- Any empty slot will do, so that one busy slot does not stop the ring.
-    v_next := (SELECT s FROM generate_series(0, v_slots - 1) s WHERE s <> v_current AND @extschema@._slot_bytes(p_ring, s) = 0
-               ORDER BY (s - v_current + v_slots) % v_slots LIMIT 1);
+    v_next := (
+        SELECT s
+        FROM generate_series(0, v_slots - 1) s
+        WHERE s <> v_current AND @extschema@._slot_is_empty(p_ring, s)
+        ORDER BY (s - v_current + v_slots) % v_slots
+        LIMIT 1);
     IF v_next IS NULL THEN
         RETURN 'skipped_busy';
     END IF;
@@ -57,7 +63,7 @@ BEGIN
     IF pg_current_xact_id_if_assigned() IS NOT NULL THEN
         RETURN 'not_fresh';
     END IF;
-    IF NOT pg_try_advisory_xact_lock(@extschema@._lock_key('ring', CASE p_ring WHEN 'queue' THEN 1 ELSE 2 END)) THEN
+    IF NOT pg_try_advisory_xact_lock(@extschema@._lock_key(p_ring || '_ring', 0)) THEN
         RETURN 'contended';
     END IF;
     v_cursor := @extschema@._ring_cursor(p_ring);
@@ -70,4 +76,5 @@ BEGIN
     RETURN 'published';
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._publish_ring(text) IS 'Internal: makes the planned slot current: published, nothing_planned, not_fresh or contended.';
+COMMENT ON FUNCTION @extschema@._publish_ring(text) IS
+    'Internal: makes the planned slot current: published, nothing_planned, not_fresh or contended.';

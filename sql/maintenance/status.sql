@@ -1,9 +1,10 @@
 -- Counts and states for operators.
 
--- Waiting jobs of a lane: rows that no claim has emitted and no tombstone killed.
+-- Waiting jobs of a lane: rows that no claim has emitted and no tombstone killed. Like all counting STABLE, so that
+-- everything is seen in one snapshot.
 CREATE OR REPLACE FUNCTION @extschema@._count_available(p_lane integer)
 RETURNS bigint
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
 SET enable_bitmapscan = off
@@ -18,7 +19,7 @@ BEGIN
             SELECT count(*) FROM unnest($1) g, @extschema@.ready_entries_%1$s r
             WHERE r."position" >= lower(g) AND r."position" < upper(g)
               AND NOT EXISTS (SELECT FROM @extschema@.ready_tombstones_%1$s t WHERE t."position" = r."position")
-            $query$, v_slot) INTO v_count USING @extschema@._unclaimed_set(@extschema@._newest_emission(p_lane));
+            $query$, v_slot) INTO v_count USING @extschema@._unclaimed_set(@extschema@._emission_in_snapshot(p_lane));
         v_total := v_total + v_count;
     END LOOP;
     RETURN v_total;
@@ -28,7 +29,7 @@ COMMENT ON FUNCTION @extschema@._count_available(integer) IS 'Internal: exact wa
 
 CREATE OR REPLACE FUNCTION @extschema@._count_jobs(p_queue text)
 RETURNS @extschema@.queue_count
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$
 DECLARE
@@ -41,8 +42,9 @@ BEGIN
         v_counts.available := v_counts.available + @extschema@._count_available(v_lane);
     END LOOP;
     FOR v_slot IN 0 .. @extschema@._slot_count('claim') - 1 LOOP
-        v_counts.running := v_counts.running
-            + (SELECT coalesce(sum(@extschema@._cardinality(o.open * v_lanes)), 0) FROM @extschema@._open_batches(v_slot) o);
+        v_counts.running := v_counts.running + (
+            SELECT coalesce(sum(@extschema@._cardinality(o.open * v_lanes)), 0)
+            FROM @extschema@._open_batches(v_slot) o);
     END LOOP;
     SELECT count(*) FILTER (WHERE d.state = 'scheduled'), count(*) FILTER (WHERE d.state = 'retryable')
     INTO v_counts.scheduled, v_counts.retryable FROM @extschema@.deferred_jobs d WHERE d.queue = p_queue;
@@ -66,7 +68,8 @@ BEGIN
     FOR v_lane IN SELECT l.* FROM @extschema@.queue_lanes l ORDER BY l.queue, l.priority, l.shard, l.lane_id LOOP
         v_emission := @extschema@._newest_emission(v_lane.lane_id);
         RETURN NEXT ROW(v_lane.queue, v_lane.priority, v_lane.shard,
-            greatest(@extschema@._lane_tail(v_lane.lane_id) - v_emission.cursor, 0) + @extschema@._cardinality(v_emission.held),
+            greatest(@extschema@._lane_tail(v_lane.lane_id) - v_emission.cursor, 0)
+                + @extschema@._cardinality(v_emission.held),
             (@extschema@._queue_options(v_lane.queue)).paused_at IS NOT NULL)::@extschema@.queue_depth;
     END LOOP;
 END
@@ -105,7 +108,8 @@ BEGIN
             v_blocker := NULL;
             IF v_slot.bytes > 0 OR v_slot.slot = @extschema@._ring_cursor(v_ring) % 64 THEN
                 v_blocker := coalesce(@extschema@._slot_blocker(v_ring, v_slot.slot),
-                    CASE WHEN @extschema@._slot_is_retained(v_ring, v_slot.slot, p_now) THEN '{"reason": "retention"}'::jsonb END);
+                    CASE WHEN @extschema@._slot_is_retained(v_ring, v_slot.slot, p_now)
+                         THEN '{"reason": "retention"}'::jsonb END);
             END IF;
             RETURN NEXT ROW(v_ring, v_slot.slot, v_slot.generation, v_slot.slot = @extschema@._ring_cursor(v_ring) % 64,
                 CASE WHEN v_slot.bytes > 0 THEN @extschema@._slot_rows(v_ring, v_slot.slot) ELSE 0 END, v_slot.bytes,

@@ -1,13 +1,17 @@
--- One bounded round of maintenance. Any number of callers: each step runs under its own try-lock and in a block of its own, so
--- a step that fails is reported and the others go on. Cheap steps first; at most one step that locks leaves, and it is last.
+-- One bounded round of maintenance. Any number of callers: each step runs under its own try-lock and in
+-- a block of its own, so a step that fails is reported and the others go on. Cheap steps first; at most
+-- one step that locks leaves, and it is last.
 
 CREATE OR REPLACE FUNCTION @extschema@._tick_steps()
 RETURNS text[]
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN '{publish_queue,publish_claim,plan_queue,plan_claim,promote,rescue,expire,instances,hints,prune_claim,prune_queue}'::text[];
-COMMENT ON FUNCTION @extschema@._tick_steps() IS 'Internal: steps of tick, in order. Publish comes first: it needs a transaction that wrote nothing.';
+RETURN '{publish_queue,publish_claim,plan_queue,plan_claim,promote,rescue,expire,instances,hints,'
+    'prune_claim,prune_queue}'::text[];
+COMMENT ON FUNCTION @extschema@._tick_steps() IS
+    'Internal: steps of tick, in order. Publish comes first: it needs a transaction that wrote nothing.';
 
-CREATE OR REPLACE FUNCTION @extschema@._run_step(p_step text, p_rows integer, p_now timestamptz,
+CREATE OR REPLACE FUNCTION @extschema@._run_step(
+    p_step text, p_rows integer, p_now timestamptz,
     OUT outcome text, OUT "rows" bigint, OUT detail jsonb)
 RETURNS record
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
@@ -20,13 +24,19 @@ BEGIN
     WHEN 'publish_claim' THEN outcome := @extschema@._publish_ring('claim');
     WHEN 'plan_queue' THEN outcome := @extschema@._plan_ring('queue', p_now);
     WHEN 'plan_claim' THEN outcome := @extschema@._plan_ring('claim', p_now);
-    WHEN 'promote' THEN "rows" := @extschema@._promote_due(coalesce(p_rows, @extschema@._setting('promote_rows')::integer), p_now);
-    WHEN 'rescue' THEN "rows" := @extschema@._rescue_attempts(coalesce(p_rows, @extschema@._setting('rescue_rows')::integer), p_now);
+    WHEN 'promote' THEN
+        "rows" := @extschema@._promote_due(
+            coalesce(p_rows, @extschema@._setting('promote_rows')::integer), p_now);
+    WHEN 'rescue' THEN
+        "rows" := @extschema@._rescue_attempts(
+            coalesce(p_rows, @extschema@._setting('rescue_rows')::integer), p_now);
     WHEN 'expire' THEN "rows" := @extschema@._expire_dead_letters(coalesce(p_rows, 1000), p_now);
     WHEN 'instances' THEN "rows" := @extschema@._forget_instances(p_now);
     WHEN 'hints' THEN "rows" := @extschema@._audit_hints();
-    WHEN 'prune_claim' THEN SELECT p.outcome, p.detail INTO outcome, detail FROM @extschema@._prune_ring('claim', p_now) p;
-    WHEN 'prune_queue' THEN SELECT p.outcome, p.detail INTO outcome, detail FROM @extschema@._prune_ring('queue', p_now) p;
+    WHEN 'prune_claim' THEN
+        SELECT p.outcome, p.detail INTO outcome, detail FROM @extschema@._prune_ring('claim', p_now) p;
+    WHEN 'prune_queue' THEN
+        SELECT p.outcome, p.detail INTO outcome, detail FROM @extschema@._prune_ring('queue', p_now) p;
     END CASE;
 END
 $function$;
@@ -72,7 +82,8 @@ BEGIN
                     v_report.detail := jsonb_build_object('sqlstate', SQLSTATE, 'message', SQLERRM);
                 END;
             END IF;
-            v_leaves_locked := v_leaves_locked OR (v_step LIKE 'prune_%' AND v_report.outcome IN ('pruned', 'locked', 'in_use'));
+            v_leaves_locked := v_leaves_locked
+                OR (v_step LIKE 'prune_%' AND v_report.outcome IN ('pruned', 'locked', 'in_use'));
             IF v_report.outcome = 'published' THEN
                 v_published := v_published || replace(v_step, 'publish', 'plan') || ' ';
             END IF;
@@ -82,4 +93,5 @@ BEGIN
     END LOOP;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._tick(text[], numeric, integer) IS 'Internal: runs maintenance steps within a time budget and reports each.';
+COMMENT ON FUNCTION @extschema@._tick(text[], numeric, integer) IS
+    'Internal: runs maintenance steps within a time budget and reports each.';

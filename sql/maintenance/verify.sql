@@ -1,5 +1,6 @@
--- After a restore or a failover: rows and sequences may come from different moments. Ring cursors follow the ledger, other
--- sequences are raised above what the tables show, and what belonged to the old cluster (horizons, hints, flags) is cleared.
+-- After a restore or a failover: rows and sequences may come from different moments. Ring cursors
+-- follow the ledger, other sequences are raised above what the tables show, and what belonged to the
+-- old cluster (horizons, hints) is cleared.
 
 CREATE OR REPLACE FUNCTION @extschema@._raise_sequence(p_sequence regclass, p_seen bigint)
 RETURNS boolean
@@ -9,7 +10,9 @@ AS $function$
 DECLARE
     v_last bigint;
 BEGIN
-    EXECUTE format('SELECT CASE WHEN s.is_called THEN s.last_value ELSE s.last_value - 1 END FROM %s s', p_sequence) INTO v_last;
+    EXECUTE format('SELECT CASE WHEN s.is_called THEN s.last_value ELSE s.last_value - 1 END
+                    FROM %s s', p_sequence)
+        INTO v_last;
     IF p_seen IS NULL OR p_seen <= v_last THEN
         RETURN false;
     END IF;
@@ -17,7 +20,8 @@ BEGIN
     RETURN true;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._raise_sequence(regclass, bigint) IS 'Internal: raises a sequence to a value that is in use; never lowers it.';
+COMMENT ON FUNCTION @extschema@._raise_sequence(regclass, bigint) IS
+    'Internal: raises a sequence to a value that is in use; never lowers it.';
 
 CREATE OR REPLACE FUNCTION @extschema@._verify_rings()
 RETURNS bigint
@@ -30,8 +34,11 @@ DECLARE
     v_changed bigint := 0;
 BEGIN
     FOREACH v_ring IN ARRAY '{queue,claim}'::text[] LOOP
-        PERFORM pg_advisory_xact_lock(@extschema@._lock_key('ring', CASE v_ring WHEN 'queue' THEN 1 ELSE 2 END));
-        SELECT s.slot, s.generation INTO v_newest FROM @extschema@._ring_slots(v_ring) s ORDER BY s.generation DESC LIMIT 1;
+        PERFORM pg_advisory_xact_lock(@extschema@._lock_key(v_ring || '_ring', 0));
+        SELECT s.slot, s.generation INTO v_newest
+        FROM @extschema@._ring_slots(v_ring) s
+        ORDER BY s.generation DESC
+        LIMIT 1;
         IF @extschema@._ring_cursor(v_ring) <> v_newest.generation * 64 + v_newest.slot THEN
             PERFORM @extschema@._set_ring_cursor(v_ring, v_newest.generation, v_newest.slot);
             v_changed := v_changed + 1;
@@ -53,15 +60,25 @@ DECLARE
     v_seen bigint;
     v_changed bigint := 0;
 BEGIN
+    IF EXISTS (
+        SELECT FROM @extschema@.queue_lanes l JOIN pg_class c ON c.oid IN (l.position_seq, l.hint_seq)
+        WHERE c.relowner <> (SELECT t.relowner FROM pg_class t WHERE t.oid = '@extschema@.queue_lanes'::regclass)) THEN
+        PERFORM @extschema@._refuse('55000', 'lane sequences and tables have different owners',
+            'A restore gives the tables to its own role: call set_owner() first.');
+    END IF;
     FOR v_lane IN SELECT l.* FROM @extschema@.queue_lanes l ORDER BY l.lane_id LOOP
         PERFORM pg_advisory_xact_lock(@extschema@._lock_key('lane', v_lane.lane_id));
-        -- Same-owner ALTER also keeps producers out of the sequence until commit; pg_dump does not write the dependency.
+        -- Same-owner ALTER also keeps producers out of the sequence until
+        -- commit; pg_dump does not write the dependency.
         EXECUTE format('ALTER SEQUENCE %s OWNED BY @extschema@.queue_lanes.lane_id', v_lane.position_seq);
         EXECUTE format('ALTER SEQUENCE %s OWNED BY @extschema@.queue_lanes.lane_id', v_lane.hint_seq);
         v_emission := @extschema@._newest_emission(v_lane.lane_id);
-        SELECT max(r."position") INTO v_seen FROM @extschema@.ready_entries r
-        WHERE r."position" > @extschema@._lane_base(v_lane.lane_id) AND r."position" < @extschema@._lane_base(v_lane.lane_id + 1);
-        v_changed := v_changed + @extschema@._raise_sequence(v_lane.position_seq, greatest(v_seen, v_emission.cursor))::integer;
+        SELECT max(r."position") INTO v_seen
+        FROM @extschema@.ready_entries r
+        WHERE r."position" > @extschema@._lane_base(v_lane.lane_id)
+          AND r."position" < @extschema@._lane_base(v_lane.lane_id + 1);
+        v_changed := v_changed
+            + @extschema@._raise_sequence(v_lane.position_seq, greatest(v_seen, v_emission.cursor))::integer;
         PERFORM setval(v_lane.hint_seq, 0, false);
         IF v_emission.horizon IS NOT NULL THEN
             v_emission.horizon := NULL;
@@ -73,7 +90,8 @@ BEGIN
     RETURN v_changed;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._verify_lanes() IS 'Internal: raises lane sequences, clears horizons and hints, restores dependencies.';
+COMMENT ON FUNCTION @extschema@._verify_lanes() IS
+    'Internal: raises lane sequences, clears horizons and hints, restores dependencies.';
 
 CREATE OR REPLACE FUNCTION @extschema@._verify_sequences()
 RETURNS bigint
@@ -83,7 +101,8 @@ AS $function$
 DECLARE
     v_changed bigint := 0;
 BEGIN
-    v_changed := v_changed + @extschema@._raise_sequence('@extschema@.lane_ids', (SELECT max(l.lane_id) FROM @extschema@.queue_lanes l))::integer;
+    v_changed := v_changed + @extschema@._raise_sequence('@extschema@.lane_ids',
+        (SELECT max(l.lane_id) FROM @extschema@.queue_lanes l))::integer;
     v_changed := v_changed + @extschema@._raise_sequence('@extschema@.claim_batch_ids',
         (SELECT max(b.batch_id) FROM @extschema@.lease_claim_batches b))::integer;
     v_changed := v_changed + @extschema@._raise_sequence('@extschema@.job_ids', (SELECT max(x.id) FROM (
@@ -91,10 +110,7 @@ BEGIN
         SELECT d.job_id FROM @extschema@.dlq_entries d UNION ALL
         SELECT d.job_id FROM @extschema@.done_entries d UNION ALL
         SELECT r.job_id FROM @extschema@.ready_entries r) x WHERE x.id < @extschema@._lane_base(1)))::integer;
-    FOR v_bell IN 0 .. 63 LOOP
-        PERFORM setval(format('@extschema@.doorbell_%s', v_bell)::regclass, 0, false);
-    END LOOP;
     RETURN v_changed;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._verify_sequences() IS 'Internal: raises id sequences above what the tables show and arms the doorbells.';
+COMMENT ON FUNCTION @extschema@._verify_sequences() IS 'Internal: raises id sequences above what the tables show.';

@@ -1,7 +1,7 @@
 -- Terminal history. A job whose body lies in a ready leaf ends in the same slot, so both are pruned together.
 
-CREATE OR REPLACE FUNCTION @extschema@._append_completions(p_slot integer, p_batch bigint, p_positions int8multirange,
-    p_attempted_at timestamptz, p_now timestamptz)
+CREATE OR REPLACE FUNCTION @extschema@._append_completions(
+    p_slot integer, p_batch bigint, p_positions int8multirange, p_attempted_at timestamptz, p_now timestamptz)
 RETURNS void
 LANGUAGE sql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
@@ -13,8 +13,9 @@ COMMENT ON FUNCTION @extschema@._append_completions(integer, bigint, int8multira
     'Internal: records jobs of one batch as completed.';
 
 -- p_position NULL: the body is stored in the row, in the current slot; otherwise it is the ready row of p_slot.
-CREATE OR REPLACE FUNCTION @extschema@._append_done(p_job @extschema@._job, p_state @extschema@.job_state, p_slot integer,
-    p_position bigint, p_attempted_at timestamptz, p_now timestamptz, p_reason text, p_result jsonb)
+CREATE OR REPLACE FUNCTION @extschema@._append_done(
+    p_job @extschema@._job, p_state @extschema@.job_state, p_slot integer, p_position bigint,
+    p_attempted_at timestamptz, p_now timestamptz, p_reason text, p_result jsonb)
 RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
@@ -26,13 +27,17 @@ BEGIN
     VALUES (p_job.job_id, p_position, p_job.run_lease, p_now, p_attempted_at, p_state,
         CASE WHEN p_position IS NULL THEN @extschema@._ring_cursor('queue') % 64 ELSE p_slot END,
         p_job.attempt, p_job.queue,
-        CASE WHEN p_position IS NULL THEN jsonb_build_object('kind', p_job.kind, 'args', p_job.args, 'priority', p_job.priority,
-            'shard', p_job.shard, 'run_at', p_job.run_at, 'ext', p_job.ext - '{errors,progress}'::text[]) END,
+        CASE WHEN p_position IS NULL THEN jsonb_build_object(
+            'kind', p_job.kind, 'args', p_job.args, 'priority', p_job.priority, 'shard', p_job.shard,
+            'run_at', p_job.run_at, 'ext', p_job.ext - '{errors,progress}'::text[]) END,
         nullif(CASE WHEN p_reason IS NOT NULL THEN jsonb_build_object('reason', p_reason) ELSE '{}' END
-            || CASE WHEN p_job.ext ? 'errors' THEN jsonb_build_object('errors', p_job.ext -> 'errors') ELSE '{}' END
-            || CASE WHEN p_job.ext ? 'progress' THEN jsonb_build_object('progress', p_job.ext -> 'progress') ELSE '{}' END
+            || CASE WHEN p_job.ext ? 'errors'
+                    THEN jsonb_build_object('errors', p_job.ext -> 'errors') ELSE '{}' END
+            || CASE WHEN p_job.ext ? 'progress'
+                    THEN jsonb_build_object('progress', p_job.ext -> 'progress') ELSE '{}' END
             || CASE WHEN p_result IS NOT NULL THEN jsonb_build_object('result', p_result) ELSE '{}' END, '{}'));
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._append_done(@extschema@._job, @extschema@.job_state, integer, bigint, timestamptz, timestamptz, text, jsonb) IS
+COMMENT ON FUNCTION @extschema@._append_done(
+    @extschema@._job, @extschema@.job_state, integer, bigint, timestamptz, timestamptz, text, jsonb) IS
     'Internal: records a terminal job with its errors, reason and result.';

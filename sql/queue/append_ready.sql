@@ -1,36 +1,57 @@
--- Appends job bodies. The order of the first three steps is what makes gaps decidable: assign the transaction id, read the
--- ring, take the position. Answers NULL, or leaves rows out, where a lane cannot be had without waiting: the caller defers.
+-- Appends job bodies. The order of the first three steps is what makes gaps decidable: assign the
+-- transaction id, read the ring, take the position. Answers NULL, or leaves rows out, where a lane cannot
+-- be had without waiting: the caller defers.
 
-CREATE OR REPLACE FUNCTION @extschema@._append_ready_one(p_queue text, p_priority integer, p_ordering_key text, p_kind text,
-    p_args jsonb, p_run_at timestamptz, p_ext jsonb)
+CREATE OR REPLACE FUNCTION @extschema@._append_ready_one(
+    p_queue text, p_priority integer, p_ordering_key text, p_kind text, p_args jsonb, p_run_at timestamptz,
+    p_ext jsonb)
 RETURNS bigint
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET enable_bitmapscan = off
 AS $function$
 DECLARE
     v_slot integer;
-    v_lane @extschema@.queue_lanes;
+    v_seq regclass;
+    v_is_special boolean;
     v_position bigint;
 BEGIN
     PERFORM pg_current_xact_id();
-    v_slot := (SELECT s.last_value FROM @extschema@.queue_ring s) % 64;
+    -- One statement for ring, options and lane: in autocommit each statement of a
+    -- function costs as much as an index probe.
+    SELECT s.last_value % 64, l.position_seq, m.enqueue_shards > 1 OR m.strict_fifo
+    INTO v_slot, v_seq, v_is_special
+    FROM @extschema@.queue_ring s
+    LEFT JOIN @extschema@.queue_meta m ON m.queue = p_queue
+    LEFT JOIN LATERAL (
+        SELECT x.position_seq
+        FROM @extschema@.queue_lanes x
+        WHERE x.queue = p_queue AND x.priority = p_priority AND x.shard = 0
+        ORDER BY x.lane_id
+        LIMIT 1) l ON true;
     -- pause point: insert
-    v_lane := @extschema@._producer_lane(p_queue, p_priority, p_ordering_key);
-    IF v_lane.lane_id IS NULL THEN
-        RETURN NULL;
+    IF v_seq IS NULL OR v_is_special THEN
+        v_seq := (@extschema@._producer_lane(p_queue, p_priority, p_ordering_key)).position_seq;
+        IF v_seq IS NULL THEN
+            RETURN NULL;
+        END IF;
     END IF;
     INSERT INTO @extschema@.ready_entries AS r ("position", run_at, slot, kind, args, ext)
-    VALUES (nextval(v_lane.position_seq), p_run_at, v_slot, p_kind, p_args, p_ext)
+    VALUES (nextval(v_seq), p_run_at, v_slot, p_kind, p_args, p_ext)
     RETURNING r."position" INTO v_position;
-    PERFORM @extschema@._ring_doorbell(p_queue);
+    IF @extschema@._someone_sleeps(p_queue) THEN
+        PERFORM @extschema@._ring_doorbell(p_queue);
+    END IF;
     RETURN v_position;
 END
 $function$;
 COMMENT ON FUNCTION @extschema@._append_ready_one(text, integer, text, text, jsonb, timestamptz, jsonb) IS
     'Internal: appends one new job and returns its id, or NULL where its lane cannot be had without waiting.';
 
-CREATE OR REPLACE FUNCTION @extschema@._append_ready_many(p_queue text, p_priority integer, p_ordering_key text, p_kind text,
-    p_args jsonb[], p_run_at timestamptz, p_ext jsonb)
+CREATE OR REPLACE FUNCTION @extschema@._append_ready_many(
+    p_queue text, p_priority integer, p_ordering_key text, p_kind text, p_args jsonb[], p_run_at timestamptz,
+    p_ext jsonb)
 RETURNS SETOF bigint
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
@@ -55,7 +76,8 @@ BEGIN
 END
 $function$;
 COMMENT ON FUNCTION @extschema@._append_ready_many(text, integer, text, text, jsonb[], timestamptz, jsonb) IS
-    'Internal: appends new jobs of one kind and returns their ids in order, or nothing where their lane cannot be had without waiting.';
+    'Internal: appends new jobs of one kind and returns their ids in order, '
+    'or nothing where their lane cannot be had without waiting.';
 
 -- The lane a producer writes to. strict_fifo producers of a lane follow each other until commit.
 CREATE OR REPLACE FUNCTION @extschema@._producer_lane(p_queue text, p_priority integer, p_ordering_key text)
@@ -77,11 +99,13 @@ BEGIN
     RETURN v_lane;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._producer_lane(text, integer, text) IS 'Internal: the lane for a new job; takes the strict_fifo lock where the queue asks for it.';
+COMMENT ON FUNCTION @extschema@._producer_lane(text, integer, text) IS
+    'Internal: the lane for a new job; takes the strict_fifo lock where the queue asks for it.';
 
 -- Jobs of any lanes, new (job_id NULL) or re-entering, in the order of the array. Lanes are taken in sorted order.
--- Returns the ordinal and id of each job appended; a job whose lane cannot be had is left out. A caller that never waits gets a
--- sibling of a lane that another transaction is making, and is refused a strict_fifo lane that a producer holds.
+-- Returns the ordinal and id of each job appended; a job whose lane cannot be had is left out. A
+-- caller that never waits gets a sibling of a lane that another transaction is making, and is refused
+-- a strict_fifo lane that a producer holds.
 CREATE OR REPLACE FUNCTION @extschema@._append_ready(p_jobs @extschema@._job[], p_never_waits boolean)
 RETURNS TABLE (ordinal bigint, job_id bigint)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
@@ -102,16 +126,21 @@ BEGIN
         END IF;
         CONTINUE WHEN v_lane.lane_id IS NULL;
         IF (@extschema@._queue_options(v_group.queue)).strict_fifo THEN
-            CONTINUE WHEN p_never_waits AND NOT pg_try_advisory_xact_lock(@extschema@._lock_key('fifo', v_lane.lane_id));
+            CONTINUE WHEN p_never_waits
+                AND NOT pg_try_advisory_xact_lock(@extschema@._lock_key('fifo', v_lane.lane_id));
             PERFORM pg_advisory_xact_lock(@extschema@._lock_key('fifo', v_lane.lane_id));
         END IF;
         RETURN QUERY
         WITH chosen AS MATERIALIZED (
             SELECT j.o, nextval(v_lane.position_seq) AS pos, j.job_id AS old_id, j.run_at, j.kind, j.args,
-                   nullif(jsonb_strip_nulls(jsonb_build_object('attempt', nullif(j.attempt, 0), 'run_lease', nullif(j.run_lease, 0)))
+                   nullif(jsonb_strip_nulls(jsonb_build_object(
+                              'attempt', nullif(j.attempt, 0), 'run_lease', nullif(j.run_lease, 0)))
                           || coalesce(j.ext, '{}'), '{}') AS ext
-            FROM (SELECT x.* FROM unnest(p_jobs) WITH ORDINALITY x (job_id, queue, priority, shard, run_at, attempt, run_lease, kind, args, ext, o)
-                  WHERE x.queue = v_group.queue AND x.priority = v_group.priority AND x.shard = v_group.shard ORDER BY x.o) j),
+            FROM (SELECT x.*
+                  FROM unnest(p_jobs) WITH ORDINALITY
+                      x (job_id, queue, priority, shard, run_at, attempt, run_lease, kind, args, ext, o)
+                  WHERE x.queue = v_group.queue AND x.priority = v_group.priority AND x.shard = v_group.shard
+                  ORDER BY x.o) j),
         appended AS (
             INSERT INTO @extschema@.ready_entries ("position", run_at, job_id, slot, kind, args, ext)
             SELECT c.pos, c.run_at, c.old_id, v_slot, c.kind, c.args, c.ext FROM chosen c)

@@ -1,6 +1,10 @@
--- The emission ledger. A lane's newest row is its cursor; claims of a lane follow each other under its lock and the ring
--- only advances, so the first leaf with a row of the lane, from the newest generation down, holds the newest one.
+-- The emission ledger. A lane's newest row is its cursor; claims of a lane follow each other
+-- under its lock and the ring only advances, so the first leaf with a row of the lane, from the
+-- newest generation down, holds the newest one.
 
+-- VOLATILE on purpose: each of its reads takes a snapshot younger than the one before. In one snapshot a prune or a
+-- rotation that commits meanwhile would hide the newest row: TRUNCATE empties a leaf for every snapshot, while the
+-- checkpoint and the ledger row show only in later ones.
 CREATE OR REPLACE FUNCTION @extschema@._newest_emission(p_lane integer)
 RETURNS @extschema@.queue_claim_heads
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
@@ -29,7 +33,11 @@ BEGIN
             EXIT WHEN v_found.claim_no IS NOT NULL;
         END IF;
         IF v_slots IS NULL THEN
-            v_slots := ARRAY(SELECT s.slot FROM @extschema@._ring_slots('queue') s WHERE s.slot <> v_current ORDER BY s.generation DESC);
+            v_slots := ARRAY(
+                SELECT s.slot
+                FROM @extschema@._ring_slots('queue') s
+                WHERE s.slot <> v_current
+                ORDER BY s.generation DESC);
         END IF;
         EXIT WHEN cardinality(v_slots) = 0;
         v_slot := v_slots[1];
@@ -39,22 +47,57 @@ BEGIN
     IF v_found.claim_no > coalesce(v_head.claim_no, 0) THEN
         v_head := v_found;
     END IF;
-    RETURN ROW(p_lane, coalesce(v_head.claim_no, v_base), coalesce(v_head.cursor, v_base), coalesce(v_head.low, 0), v_head.horizon,
-               coalesce(v_head.gaps_old, '{}'), coalesce(v_head.gaps_new, '{}'), coalesce(v_head.held, '{}'))::@extschema@.queue_claim_heads;
+    RETURN ROW(p_lane, coalesce(v_head.claim_no, v_base), coalesce(v_head.cursor, v_base), coalesce(v_head.low, 0),
+        v_head.horizon, coalesce(v_head.gaps_old, '{}'), coalesce(v_head.gaps_new, '{}'),
+        coalesce(v_head.held, '{}'))::@extschema@.queue_claim_heads;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._newest_emission(integer) IS 'Internal: the claim cursor of a lane: newest emission row or checkpoint.';
+COMMENT ON FUNCTION @extschema@._newest_emission(integer) IS
+    'Internal: the claim cursor of a lane: newest emission row or checkpoint.';
+
+-- For counting: the cursor as one snapshot shows it. The caller holds the leaves, so that none is emptied meanwhile.
+CREATE OR REPLACE FUNCTION @extschema@._emission_in_snapshot(p_lane integer)
+RETURNS @extschema@.queue_claim_heads
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+AS $function$
+DECLARE
+    v_base bigint := @extschema@._lane_base(p_lane);
+    v_newest @extschema@.queue_claim_heads;
+BEGIN
+    SELECT p_lane, e.claim_no, e.cursor, e.low, e.horizon, coalesce(e.gaps_old, '{}'), coalesce(e.gaps_new, '{}'),
+           coalesce(e.held, '{}')
+    INTO v_newest
+    FROM (SELECT b.claim_no, b.cursor, b.low, b.horizon, b.gaps_old, b.gaps_new, b.held
+          FROM @extschema@.ready_claim_attempt_batches b
+          WHERE b.claim_no > v_base AND b.claim_no < @extschema@._lane_base(p_lane + 1)
+          UNION ALL
+          SELECT h.claim_no, h.cursor, h.low, h.horizon, h.gaps_old, h.gaps_new, h.held
+          FROM @extschema@.queue_claim_heads h WHERE h.lane_id = p_lane) e
+    ORDER BY e.claim_no DESC LIMIT 1;
+    IF NOT FOUND THEN
+        v_newest := ROW(p_lane, v_base, v_base, 0, NULL, '{}', '{}', '{}');
+    END IF;
+    RETURN v_newest;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._emission_in_snapshot(integer) IS
+    'Internal: the claim cursor of a lane in the snapshot of the calling query.';
 
 CREATE OR REPLACE FUNCTION @extschema@._append_emission(p_slot integer, p_emission @extschema@.queue_claim_heads)
 RETURNS void
 LANGUAGE sql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$
-    INSERT INTO @extschema@.ready_claim_attempt_batches (claim_no, cursor, low, horizon, slot, gaps_old, gaps_new, held)
+    INSERT INTO @extschema@.ready_claim_attempt_batches
+        (claim_no, cursor, low, horizon, slot, gaps_old, gaps_new, held)
     VALUES (p_emission.claim_no, p_emission.cursor, p_emission.low, p_emission.horizon, p_slot,
             nullif(p_emission.gaps_old, '{}'), nullif(p_emission.gaps_new, '{}'), nullif(p_emission.held, '{}'))
 $function$;
-COMMENT ON FUNCTION @extschema@._append_emission(integer, @extschema@.queue_claim_heads) IS 'Internal: appends an emission row to a slot.';
+COMMENT ON FUNCTION @extschema@._append_emission(integer, @extschema@.queue_claim_heads) IS
+    'Internal: appends an emission row to a slot.';
 
 CREATE OR REPLACE FUNCTION @extschema@._is_unclaimed(p_emission @extschema@.queue_claim_heads, p_position bigint)
 RETURNS boolean
@@ -70,7 +113,8 @@ RETURNS int8multirange
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN (p_emission).gaps_old + (p_emission).gaps_new + (p_emission).held
     + int8multirange(int8range((p_emission).cursor, @extschema@._lane_base((p_emission).lane_id + 1), '()'));
-COMMENT ON FUNCTION @extschema@._unclaimed_set(@extschema@.queue_claim_heads) IS 'Internal: positions of the lane that were not emitted yet.';
+COMMENT ON FUNCTION @extschema@._unclaimed_set(@extschema@.queue_claim_heads) IS
+    'Internal: positions of the lane that were not emitted yet.';
 
 -- Part of prune, under ACCESS EXCLUSIVE on the leaf. Only upwards: a later claim may have been checkpointed already.
 CREATE OR REPLACE FUNCTION @extschema@._checkpoint_claim_heads(p_slot integer)
@@ -83,15 +127,18 @@ DECLARE
 BEGIN
     EXECUTE format('INSERT INTO @extschema@.queue_claim_heads AS h
             (lane_id, claim_no, cursor, low, horizon, gaps_old, gaps_new, held)
-        SELECT DISTINCT ON (@extschema@._lane_of(e.claim_no)) @extschema@._lane_of(e.claim_no), e.claim_no, e.cursor, e.low, e.horizon,
-               e.gaps_old, e.gaps_new, e.held
+        SELECT DISTINCT ON (@extschema@._lane_of(e.claim_no)) @extschema@._lane_of(e.claim_no),
+               e.claim_no, e.cursor, e.low, e.horizon, e.gaps_old, e.gaps_new, e.held
         FROM @extschema@.ready_claim_attempt_batches_%s e
         ORDER BY @extschema@._lane_of(e.claim_no), e.claim_no DESC
-        ON CONFLICT (lane_id) DO UPDATE SET (claim_no, cursor, low, horizon, gaps_old, gaps_new, held)
-            = (excluded.claim_no, excluded.cursor, excluded.low, excluded.horizon, excluded.gaps_old, excluded.gaps_new, excluded.held)
+        ON CONFLICT (lane_id) DO UPDATE
+        SET (claim_no, cursor, low, horizon, gaps_old, gaps_new, held)
+            = (excluded.claim_no, excluded.cursor, excluded.low, excluded.horizon,
+               excluded.gaps_old, excluded.gaps_new, excluded.held)
         WHERE excluded.claim_no > h.claim_no', p_slot);
     GET DIAGNOSTICS v_rows = ROW_COUNT;
     RETURN v_rows;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._checkpoint_claim_heads(integer) IS 'Internal: keeps the newest emission row of each lane of a slot that is pruned.';
+COMMENT ON FUNCTION @extschema@._checkpoint_claim_heads(integer) IS
+    'Internal: keeps the newest emission row of each lane of a slot that is pruned.';

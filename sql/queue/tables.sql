@@ -1,7 +1,7 @@
 -- Job bodies, claim evidence and terminal history: the queue ring, 16 slots. Append only; a slot is emptied by TRUNCATE
 -- when nothing in it is waiting or running and its history is old enough. Written by this plane's files.
--- Invariants: a position has at most one live row (a row without tombstone) over all leaves; a position is emitted once;
--- every position at or below the newest emission's cursor is emitted, dead, held, or a gap.
+-- Invariants: a position has at most one live row (a row without tombstone) over all leaves; a position is emitted
+-- once; every position at or below the newest emission's cursor is emitted, dead, held, or a gap.
 
 CREATE TABLE @extschema@.ready_entries (
     "position" bigint NOT NULL,
@@ -22,7 +22,8 @@ CREATE TABLE @extschema@.ready_tombstones (
     "position" bigint NOT NULL,
     slot       smallint NOT NULL
 ) PARTITION BY LIST (slot);
-COMMENT ON TABLE @extschema@.ready_tombstones IS 'Positions whose row in the same slot is dead (cancelled or moved) and was never emitted.';
+COMMENT ON TABLE @extschema@.ready_tombstones IS
+    'Positions whose row in the same slot is dead (cancelled or moved) and was never emitted.';
 SELECT @extschema@._create_leaves('queue', 'ready_tombstones', jsonb_build_object(
     'position_key', 'UNIQUE INDEX %s ON %s ("position")'));
 
@@ -52,7 +53,8 @@ CREATE TABLE @extschema@.queue_claim_heads (
     held     int8multirange,
     CONSTRAINT queue_claim_heads_pkey PRIMARY KEY (lane_id)
 );
-COMMENT ON TABLE @extschema@.queue_claim_heads IS 'Newest emission row of a lane whose slot was pruned; written by prune only.';
+COMMENT ON TABLE @extschema@.queue_claim_heads IS
+    'Newest emission row of a lane whose slot was pruned; written by prune only.';
 
 SELECT @extschema@._mark_for_dump('@extschema@.queue_claim_heads');
 
@@ -72,7 +74,8 @@ CREATE TABLE @extschema@.done_entries (
     CONSTRAINT done_entries_body_check CHECK (("position" IS NULL) = (body IS NOT NULL))
 ) PARTITION BY LIST (slot);
 COMMENT ON TABLE @extschema@.done_entries IS
-    'Jobs that ended failed, cancelled, or completed with a kept result. The body is the ready row of the same slot and position, or stored here.';
+    'Jobs that ended failed, cancelled, or completed with a kept result. '
+    'The body is the ready row of the same slot and position, or stored here.';
 SELECT @extschema@._create_leaves('queue', 'done_entries', jsonb_build_object(
     'job_id_idx', 'INDEX %s ON %s (job_id)'));
 
@@ -83,7 +86,8 @@ CREATE TABLE @extschema@.receipt_completion_batches (
     slot         smallint NOT NULL,
     positions    int8multirange NOT NULL
 ) PARTITION BY LIST (slot);
-COMMENT ON TABLE @extschema@.receipt_completion_batches IS 'Jobs that completed: one row per flush and batch, in the slot of their bodies.';
+COMMENT ON TABLE @extschema@.receipt_completion_batches IS
+    'Jobs that completed: one row per flush and batch, in the slot of their bodies.';
 SELECT @extschema@._create_leaves('queue', 'receipt_completion_batches', '{}');
 
 CREATE TABLE @extschema@.queue_terminal_rollups (
@@ -94,5 +98,6 @@ CREATE TABLE @extschema@.queue_terminal_rollups (
     pruned_at timestamptz NOT NULL,
     CONSTRAINT queue_terminal_rollups_pkey PRIMARY KEY (queue)
 );
-COMMENT ON TABLE @extschema@.queue_terminal_rollups IS 'Terminal jobs of pruned slots, by queue; written by prune only.';
+COMMENT ON TABLE @extschema@.queue_terminal_rollups IS
+    'Terminal jobs of pruned slots, by queue; written by prune only.';
 SELECT @extschema@._mark_for_dump('@extschema@.queue_terminal_rollups');

@@ -12,7 +12,8 @@ BEGIN
               FROM @extschema@.receipt_completion_batches_%1$s b
               JOIN @extschema@.queue_lanes l ON l.lane_id = @extschema@._lane_of(lower(b.positions))
               UNION ALL
-              SELECT d.queue, (d.state = 'completed')::integer, (d.state = 'failed')::integer, (d.state = 'cancelled')::integer
+              SELECT d.queue, (d.state = 'completed')::integer, (d.state = 'failed')::integer,
+                     (d.state = 'cancelled')::integer
               FROM @extschema@.done_entries_%1$s d) x
         GROUP BY x.queue
         $query$, p_slot);
@@ -30,35 +31,45 @@ DECLARE
 BEGIN
     WITH folded AS (
         INSERT INTO @extschema@.queue_terminal_rollups AS r (queue, completed, failed, cancelled, pruned_at)
-        SELECT c.queue, c.completed, c.failed, c.cancelled, p_now FROM @extschema@._slot_terminal_counts(p_slot) c
-        ON CONFLICT (queue) DO UPDATE SET completed = r.completed + excluded.completed, failed = r.failed + excluded.failed,
+        SELECT c.queue, c.completed, c.failed, c.cancelled, p_now
+        FROM @extschema@._slot_terminal_counts(p_slot) c
+        ON CONFLICT (queue) DO UPDATE
+        SET completed = r.completed + excluded.completed, failed = r.failed + excluded.failed,
             cancelled = r.cancelled + excluded.cancelled, pruned_at = excluded.pruned_at
         RETURNING 1)
     SELECT count(*) INTO v_jobs FROM folded;
     RETURN v_jobs;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._fold_terminal_counts(integer, timestamptz) IS 'Internal: adds the terminal jobs of a slot to the rollups; part of prune.';
+COMMENT ON FUNCTION @extschema@._fold_terminal_counts(integer, timestamptz) IS
+    'Internal: adds the terminal jobs of a slot to the rollups; part of prune.';
 
 CREATE OR REPLACE FUNCTION @extschema@._terminal_counts(p_queue text)
 RETURNS TABLE (completed bigint, failed bigint, cancelled bigint)
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$
 BEGIN
     -- One statement, one snapshot: rollups and leaves of a concurrent prune are seen together or not at all.
     RETURN QUERY
-    SELECT coalesce(sum(x.completed), 0)::bigint, coalesce(sum(x.failed), 0)::bigint, coalesce(sum(x.cancelled), 0)::bigint
-    FROM (SELECT r.completed, r.failed, r.cancelled FROM @extschema@.queue_terminal_rollups r WHERE r.queue = p_queue
+    SELECT coalesce(sum(x.completed), 0)::bigint, coalesce(sum(x.failed), 0)::bigint,
+           coalesce(sum(x.cancelled), 0)::bigint
+    FROM (SELECT r.completed, r.failed, r.cancelled
+          FROM @extschema@.queue_terminal_rollups r
+          WHERE r.queue = p_queue
           UNION ALL
-          SELECT @extschema@._cardinality(b.positions), 0, 0 FROM @extschema@.receipt_completion_batches b
-          JOIN @extschema@.queue_lanes l ON l.lane_id = @extschema@._lane_of(lower(b.positions)) WHERE l.queue = p_queue
+          SELECT @extschema@._cardinality(b.positions), 0, 0
+          FROM @extschema@.receipt_completion_batches b
+          JOIN @extschema@.queue_lanes l ON l.lane_id = @extschema@._lane_of(lower(b.positions))
+          WHERE l.queue = p_queue
           UNION ALL
           SELECT (d.state = 'completed')::integer, (d.state = 'failed')::integer, (d.state = 'cancelled')::integer
-          FROM @extschema@.done_entries d WHERE d.queue = p_queue) x;
+          FROM @extschema@.done_entries d
+          WHERE d.queue = p_queue) x;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._terminal_counts(text) IS 'Internal: exact terminal jobs of a queue, pruned ones included.';
+COMMENT ON FUNCTION @extschema@._terminal_counts(text) IS
+    'Internal: exact terminal jobs of a queue, pruned ones included.';
 
 -- Time of the newest terminal row of a slot: what retention counts from.
 CREATE OR REPLACE FUNCTION @extschema@._newest_terminal_at(p_slot integer)
@@ -70,7 +81,8 @@ DECLARE
     v_newest timestamptz;
 BEGIN
     EXECUTE format('SELECT greatest((SELECT max(b.finalized_at) FROM @extschema@.receipt_completion_batches_%1$s b),
-                                    (SELECT max(d.finalized_at) FROM @extschema@.done_entries_%1$s d))', p_slot) INTO v_newest;
+                                    (SELECT max(d.finalized_at) FROM @extschema@.done_entries_%1$s d))', p_slot)
+        INTO v_newest;
     RETURN v_newest;
 END
 $function$;
@@ -91,7 +103,9 @@ DECLARE
 BEGIN
     FOR v_slot IN 0 .. 15 LOOP
         CONTINUE WHEN NOT @extschema@._leaf_in_use('done_entries', v_slot);
-        EXECUTE format('SELECT d.* FROM @extschema@.done_entries_%s d WHERE d.job_id = $1 ORDER BY d.run_lease DESC LIMIT 1', v_slot)
+        EXECUTE format('SELECT d.* FROM @extschema@.done_entries_%s d
+                        WHERE d.job_id = $1
+                        ORDER BY d.run_lease DESC LIMIT 1', v_slot)
             INTO v_row USING p_job_id;
         IF v_row.job_id IS NOT NULL AND v_row.run_lease >= coalesce(v_done.run_lease, 0) THEN
             v_done := v_row;
@@ -102,14 +116,18 @@ END
 $function$;
 COMMENT ON FUNCTION @extschema@._find_done(bigint) IS 'Internal: the terminal row of a job.';
 
-CREATE OR REPLACE FUNCTION @extschema@._completion_of(p_slot integer, p_position bigint, OUT attempted_at timestamptz, OUT finalized_at timestamptz)
+CREATE OR REPLACE FUNCTION @extschema@._completion_of(
+    p_slot integer, p_position bigint,
+    OUT attempted_at timestamptz, OUT finalized_at timestamptz)
 RETURNS record
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$
 BEGIN
-    EXECUTE format('SELECT b.attempted_at, b.finalized_at FROM @extschema@.receipt_completion_batches_%s b WHERE b.positions @> $1', p_slot)
+    EXECUTE format('SELECT b.attempted_at, b.finalized_at FROM @extschema@.receipt_completion_batches_%s b
+                    WHERE b.positions @> $1', p_slot)
         INTO attempted_at, finalized_at USING p_position;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._completion_of(integer, bigint) IS 'Internal: when the job at a position was claimed and completed.';
+COMMENT ON FUNCTION @extschema@._completion_of(integer, bigint) IS
+    'Internal: when the job at a position was claimed and completed.';

@@ -7,18 +7,24 @@ SET search_path = pg_catalog, pg_temp
 AS $function$
     SELECT c.capability, 'function', f
     FROM (VALUES
-        ('producer', '{insert_job,insert_jobs,insert_many,ordering_shard,version,schema_version,error_codes}'::text[]),
-        ('worker', '{register_instance,heartbeat,claim_ready_runtime,claim_status,complete_jobs,finish_jobs,complete_job,attempt_status,
-                     set_progress,tick,version,schema_version,error_codes}'::text[]),
-        ('operator', '{declare_queue,pause_queue,resume_queue,cancel_job,job,retry_dlq,purge_dlq,queue_counts,queue_depths,ring_status,
-                       set_setting,verify,tick,version,schema_version,error_codes}'::text[]),
-        ('reader', '{job,queue_counts,queue_depths,ring_status,version,schema_version,error_codes}'::text[])) c (capability, functions),
+        ('producer',
+            '{insert_job,insert_jobs,insert_many,ordering_shard,version,schema_version,error_codes}'::text[]),
+        ('worker',
+            '{register_instance,heartbeat,claim_ready_runtime,claim_status,complete_jobs,finish_jobs,complete_job,'
+            'attempt_status,set_progress,tick,version,schema_version,error_codes}'::text[]),
+        ('operator',
+            '{declare_queue,pause_queue,resume_queue,cancel_job,job,retry_dlq,purge_dlq,queue_counts,queue_depths,'
+            'ring_status,set_setting,verify,tick,version,schema_version,error_codes}'::text[]),
+        ('reader',
+            '{job,queue_counts,queue_depths,ring_status,version,schema_version,error_codes}'::text[])
+        ) c (capability, functions),
         unnest(c.functions) f
     UNION ALL
     SELECT c, 'view', v
     FROM unnest('{operator,reader}'::text[]) c, unnest('{jobs,terminal_jobs,dlq,queues,instances,settings}'::text[]) v
     UNION ALL
-    -- A view calls its function with the rights of the reader; the functions are security definer and take no arguments.
+    -- A view calls its function with the rights of the reader; the functions
+    -- are security definer and take no arguments.
     SELECT c, 'function', f
     FROM unnest('{operator,reader}'::text[]) c,
          unnest('{_list_jobs,_list_terminal,_list_dlq,_list_queues,_list_instances,_list_settings}'::text[]) f
@@ -55,28 +61,32 @@ RETURNS void
 LANGUAGE sql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$ SELECT @extschema@._grant('producer', role) $function$;
-COMMENT ON FUNCTION @extschema@.grant_producer(regrole) IS 'Lets a role enqueue. Owner or superuser only. Errors: 22023, 42501.';
+COMMENT ON FUNCTION @extschema@.grant_producer(regrole) IS
+    'Lets a role enqueue. Owner or superuser only. Errors: 22023, 42501.';
 
 CREATE OR REPLACE FUNCTION @extschema@.grant_worker(role regrole)
 RETURNS void
 LANGUAGE sql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$ SELECT @extschema@._grant('worker', role) $function$;
-COMMENT ON FUNCTION @extschema@.grant_worker(regrole) IS 'Lets a role claim and finish jobs and run maintenance. Owner or superuser only. Errors: 22023, 42501.';
+COMMENT ON FUNCTION @extschema@.grant_worker(regrole) IS
+    'Lets a role claim and finish jobs and run maintenance. Owner or superuser only. Errors: 22023, 42501.';
 
 CREATE OR REPLACE FUNCTION @extschema@.grant_operator(role regrole)
 RETURNS void
 LANGUAGE sql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$ SELECT @extschema@._grant('operator', role) $function$;
-COMMENT ON FUNCTION @extschema@.grant_operator(regrole) IS 'Lets a role manage queues and jobs and read the views. Owner or superuser only. Errors: 22023, 42501.';
+COMMENT ON FUNCTION @extschema@.grant_operator(regrole) IS
+    'Lets a role manage queues and jobs and read the views. Owner or superuser only. Errors: 22023, 42501.';
 
 CREATE OR REPLACE FUNCTION @extschema@.grant_reader(role regrole)
 RETURNS void
 LANGUAGE sql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$ SELECT @extschema@._grant('reader', role) $function$;
-COMMENT ON FUNCTION @extschema@.grant_reader(regrole) IS 'Lets a role read the views and the read-only calls. Owner or superuser only. Errors: 22023, 42501.';
+COMMENT ON FUNCTION @extschema@.grant_reader(regrole) IS
+    'Lets a role read the views and the read-only calls. Owner or superuser only. Errors: 22023, 42501.';
 
 -- PostgreSQL gives EXECUTE on new functions to PUBLIC.
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA @extschema@ FROM PUBLIC;

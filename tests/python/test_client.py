@@ -258,7 +258,7 @@ def test_the_three_ways_to_enqueue_answer_in_order(client: awa.Client) -> None:
 @pytest.mark.parametrize(
     ("run_at", "message"),
     [
-        (datetime(2400, 1, 1), "run_at has no time zone"),  # noqa: DTZ001
+        (datetime(2400, 1, 1), "run_at has no time zone"),
         (date(2400, 1, 1), "run_at must be a datetime"),
         ("2400-01-01", "run_at must be a datetime"),
     ],
@@ -267,7 +267,7 @@ def test_a_time_without_zone_is_refused(client: awa.Client, run_at: Any, message
     with pytest.raises(awa.InvalidArgument, match=message):
         client.insert_job("k", run_at=run_at)
     with pytest.raises(awa.InvalidArgument, match="run_at has no time zone"):
-        client.insert_jobs([{"kind": "k"}, {"kind": "k", "run_at": datetime(2400, 1, 1)}])  # noqa: DTZ001
+        client.insert_jobs([{"kind": "k"}, {"kind": "k", "run_at": datetime(2400, 1, 1)}])
 
 
 def test_an_aware_time_is_the_same_instant_everywhere(

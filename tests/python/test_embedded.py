@@ -56,6 +56,12 @@ def answers(dsn: str) -> bool:
     return True
 
 
+@pytest.fixture(scope="module")
+def running_server() -> Iterator[Postgres]:
+    with Postgres() as server:
+        yield server
+
+
 def test_a_server_answers_between_start_and_stop_and_leaves_no_files() -> None:
     server = Postgres()
     with server:
@@ -68,14 +74,14 @@ def test_a_server_answers_between_start_and_stop_and_leaves_no_files() -> None:
     assert not scratch.exists()
     with pytest.raises(EmbeddedPostgresError, match="not running"):
         _ = server.dsn
-
-
-def test_a_server_can_be_started_again_but_not_twice() -> None:
-    server = Postgres()
-    with server, pytest.raises(EmbeddedPostgresError, match="already running"):
-        server.start()
     with server:
         assert ask(server.dsn, "SELECT 1") == 1
+
+
+def test_a_running_server_is_not_started_again(running_server: Postgres) -> None:
+    with pytest.raises(EmbeddedPostgresError, match="already running"):
+        running_server.start()
+    assert ask(running_server.dsn, "SELECT 1") == 1
 
 
 def test_a_data_folder_is_kept(open_folder: Path) -> None:
@@ -105,10 +111,9 @@ def test_a_tree_that_the_servers_user_cannot_run_is_copied(monkeypatch: pytest.M
         assert ask(server.dsn, "SELECT 1") == 1
 
 
-def test_the_password_is_needed() -> None:
-    with Postgres() as server:
-        user, _, address = server.dsn.partition("@")
-        assert not answers(f"{user}x@{address}")
+def test_the_password_is_needed(running_server: Postgres) -> None:
+    user, _, address = running_server.dsn.partition("@")
+    assert not answers(f"{user}x@{address}")
 
 
 def test_the_server_ends_with_a_killed_process() -> None:
@@ -126,8 +131,8 @@ def test_the_server_ends_with_a_killed_process() -> None:
         time.sleep(0.05)
 
 
-def test_the_extension_can_be_created() -> None:
-    with Postgres() as server, psycopg.connect(server.dsn, autocommit=True) as conn:
+def test_the_extension_can_be_created(running_server: Postgres) -> None:
+    with psycopg.connect(running_server.dsn, autocommit=True) as conn:
         conn.execute("CREATE EXTENSION awa")
         wanted = [line for line in CONTROL_FILE.read_text().splitlines() if "comment" not in line]
         row = conn.execute(

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import awa
 from awa._codec import clean_text, dump_json
 from awa._decode import Mismatch, compile_type
-from awa._dispatcher import error_outcome, outcome_item
+from awa._results import error_outcome, outcome_item
 from awa._session import Backoff
 
 
@@ -75,9 +75,9 @@ AN_ID = "12345678-1234-5678-1234-567812345678"
         (int, 3.0, 3),
         (float, 3, 3.0),
         (str, "text", "text"),
-        (Optional[int], None, None),
+        (Optional[int], None, None),  # noqa: UP045
         (int | None, 5, 5),
-        (Union[int, str], "5", "5"),
+        (Union[int, str], "5", "5"),  # noqa: UP007
         (int | float, 1.5, 1.5),
         (float | int, 1, 1),
         (Literal["a", 1], 1, 1),
@@ -159,7 +159,7 @@ def test_pydantic_models_are_read_when_installed() -> None:
     pydantic = pytest.importorskip("pydantic")
     model = pydantic.create_model("Model", n=(int, ...))
     assert compile_type(model, "here")({"n": 1}, "x").n == 1
-    with pytest.raises(Mismatch, match="x: .*validation error"):
+    with pytest.raises(Mismatch, match=r"x: .*validation error"):
         compile_type(model, "here")({"n": "one"}, "x")
     assert json.loads(dump_json(model(n=1), "args")) == {"n": 1}
 

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -50,7 +51,8 @@ def work(
 
 
 def ended(client: awa.Client, *job_ids: int) -> Callable[[], bool]:
-    return lambda: all(client.job(job_id).is_terminal for job_id in job_ids)
+    states = {"completed", "failed", "cancelled"}
+    return lambda: all(client.job(job_id).state in states for job_id in job_ids)
 
 
 def idle(client: awa.Client) -> Callable[[], bool]:
@@ -59,6 +61,10 @@ def idle(client: awa.Client) -> Callable[[], bool]:
         return counts.available == counts.running == 0
 
     return condition
+
+
+def has_more(things: list[float], count: int) -> bool:
+    return len(things) > count
 
 
 @dataclass
@@ -722,7 +728,7 @@ def test_an_idle_worker_is_woken_by_an_insert(database: Database, client: awa.Cl
             before = time.monotonic()
             count = len(started)
             client.insert_job("k")
-            await until(lambda count=count: len(started) > count)
+            await until(partial(has_more, started, count))
             waits.append(started[-1] - before)
         assert sorted(waits)[10] < 0.1
 
@@ -806,3 +812,44 @@ def test_the_database_knows_the_worker(
 
     worker = work(database, {"k": print_nothing}, scenario)
     assert not worker.is_ready
+
+
+def test_a_worker_that_can_store_no_results_stops(
+    database: Database, client: awa.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    client.insert_job("print_nothing")
+
+    async def scenario() -> int:
+        worker = awa.Worker(database.dsn, {"print_nothing": print_nothing})
+        worker.finisher._flush_completions = None  # type: ignore[assignment, method-assign]
+        return await asyncio.wait_for(worker.run(), 20)
+
+    assert asyncio.run(scenario()) == 1
+    assert "the worker is broken and stops" in caplog.text
+
+
+def test_a_handler_that_refuses_to_stop_does_not_keep_the_worker(
+    database: Database, client: awa.Client
+) -> None:
+    started = asyncio.Event()
+    release = asyncio.Event()
+
+    async def stubborn() -> None:
+        started.set()
+        while not release.is_set():
+            try:
+                await release.wait()
+            except asyncio.CancelledError:
+                continue
+
+    client.insert_job("stubborn")
+
+    async def run() -> None:
+        start = time.monotonic()
+        async with awa.Worker(database.dsn, {"stubborn": stubborn}) as worker:
+            await started.wait()
+            worker.stop(grace=0)
+        assert time.monotonic() - start < 10
+        release.set()
+
+    asyncio.run(run())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import threading
 import time
 
 import psycopg
@@ -14,14 +15,17 @@ import awa
 DSN = sys.argv[1]
 OPTIONS = json.loads(sys.argv[2]) if len(sys.argv) > 2 else {}
 
+local = threading.local()
+
 
 def record(job: awa.Job, event: str) -> None:
     """Leave a mark in the application's table."""
-    with psycopg.connect(DSN, autocommit=True) as conn:
-        conn.execute(
-            "INSERT INTO marks (job_id, attempt, event) VALUES (%s, %s, %s)",
-            [job.id, job.attempt, event],
-        )
+    if not hasattr(local, "conn"):
+        local.conn = psycopg.connect(DSN, autocommit=True)
+    local.conn.execute(
+        "INSERT INTO marks (job_id, attempt, event) VALUES (%s, %s, %s)",
+        [job.id, job.attempt, event],
+    )
 
 
 handlers = awa.Handlers()
@@ -52,7 +56,7 @@ def thread_sleep(job: awa.Job, seconds: float) -> None:
 async def block_the_loop(job: awa.Job, seconds: float) -> None:
     """What no async handler should do."""
     record(job, "start")
-    time.sleep(seconds)  # noqa: ASYNC251 - on purpose
+    time.sleep(seconds)
     record(job, "end")
 
 

@@ -10,34 +10,28 @@ import asyncio
 import contextlib
 import contextvars
 import random
-import sys
 import time
-import traceback
-import types
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Mapping
+from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any, cast
 
 from ._batches import Batch
-from ._codec import clean_text, dump_json
+from ._codec import dump_json
 from ._decode import Mismatch
-from ._finisher import failure
+from ._invoke import Run, compose, rest_of
+from ._results import error_outcome, failure, outcome_item
 from ._session import Backoff, logger
-from ._threads import DaemonThreads
 from .errors import InvalidArgument
-from .handlers import Middleware, Task
+from .handlers import Task
 from .job import BATCH_ID, CLAIM_SLOT, FINISHED, KIND, POSITION, RUNNING, WAITING, Job, Row
-from .models import Json
-from .outcomes import Outcome, as_seconds
+from .outcomes import Outcome
 
 if TYPE_CHECKING:
     from .worker import Worker
 
 # A runner gives the event loop a turn after this long without waiting.
 TURN_SECONDS = 0.002
-ERROR_LIMIT = 4_000
-TRACEBACK_LINES = 10
 _SETTLING_MOST = 0.25
 # How long jobs that were claimed ahead may wait while no handler ends.
 HOARD_SECONDS = 1.0
@@ -45,8 +39,7 @@ HOARD_SECONDS = 1.0
 AHEAD_SECONDS = 0.02
 FLUSH_PAUSE_SECONDS = 0.005
 LAST_CLAIM_SECONDS = 10.0
-
-Run = Callable[[Job], Coroutine[Any, Any, Any]]
+REFUSAL_SECONDS = 1.0
 
 
 class Pace:
@@ -197,7 +190,8 @@ class Dispatcher:
         for runner in self._runners:
             runner.cancel()
         if self._runners:
-            await asyncio.wait(self._runners)
+            # A handler may refuse to be cancelled; it is not worth more than a moment.
+            await asyncio.wait(self._runners, timeout=REFUSAL_SECONDS)
 
     # Claiming
 
@@ -224,6 +218,9 @@ class Dispatcher:
                 claimed = await self._claim(asked, wake_others=asked == free)
                 if not claimed and not self._is_stopping:
                     await self._sleep_until_work()
+                elif claimed < asked:
+                    # A quiet queue: the job's start comes before the next claim is written.
+                    await asyncio.sleep(0)
             except Exception as error:  # noqa: BLE001 - whatever it is, the worker goes on
                 self.worker.trouble(f'claiming from queue "{self.queue}"', error)
                 await self.worker.pause(backoff.next())
@@ -368,7 +365,7 @@ class Dispatcher:
                             # Two at a time, so that a large claim spreads fast.
                             self._wake_runner()
                             self._wake_runner()
-                        value = await _rest(coroutine, first)
+                        value = await rest_of(coroutine, first)
                         turn_ends = clock() + TURN_SECONDS
                         # asyncio.timeout() of the next job would count an old cancellation.
                         is_clean = not me.cancelling()
@@ -469,135 +466,3 @@ class Dispatcher:
         else:
             logger.warning("%r failed: %s: %s", job, type(error).__name__, error)
             finisher.put(job, error_outcome(task, job.attempt, error), check=check)
-
-
-def outcome_item(outcome: Outcome) -> dict[str, Json]:
-    """The finish_jobs keys of an outcome, with text that the database can store."""
-    item = outcome.item()
-    for key in ("reason",):
-        if isinstance(item.get(key), str):
-            item[key] = clean_text(item[key], ERROR_LIMIT)
-    if isinstance(item.get("error"), dict):
-        item["error"] = {
-            key: clean_text(str(text), ERROR_LIMIT) for key, text in item["error"].items()
-        }
-    return item
-
-
-def error_outcome(task: Task[..., Any], attempt: int, error: BaseException) -> dict[str, Json]:
-    """What becomes of an attempt that raised: the task's policy, or the database's backoff."""
-    lines = traceback.format_exception(type(error), error, error.__traceback__)
-    last_lines = "".join(lines).splitlines()[-TRACEBACK_LINES:]
-    described = {
-        "error": clean_text(f"{type(error).__name__}: {error}", ERROR_LIMIT),
-        "traceback": clean_text("\n".join(last_lines), ERROR_LIMIT),
-    }
-    if task.never_retry and isinstance(error, task.never_retry):
-        return {"outcome": "fail", "reason": "never_retry", "error": described}
-    outcome: dict[str, Json] = {"outcome": "retry", "error": described}
-    if task.retry is None or not isinstance(error, Exception):
-        return outcome
-    try:
-        decision = task.retry(attempt, error)
-        if isinstance(decision, Outcome):
-            return {**outcome_item(decision), "error": described}
-        if decision is not None:
-            outcome["delay_seconds"] = as_seconds(decision, "the retry policy")
-    except Exception:  # noqa: BLE001 - the user's function
-        logger.exception('the retry policy of "%s" failed', task.kind)
-    return outcome
-
-
-def compose(task: Task[..., Any], executor: Executor, outer: Sequence[Middleware]) -> Run:
-    """The coroutine function that runs a job of this task."""
-    run = _async_run(task) if task.is_async else _executor_run(task, executor)
-    for middleware in reversed((*outer, *task.middleware)):
-        run = _wrapped(middleware, run)
-    return run
-
-
-def _wrapped(middleware: Middleware, inner: Run) -> Run:
-    async def run(job: Job) -> Any:
-        return await middleware(job, inner)
-
-    return run
-
-
-def _async_run(task: Task[..., Any]) -> Run:
-    function = task.function
-    decode = task.parameters.decode
-
-    def with_arguments(job: Job) -> Coroutine[Any, Any, Any]:
-        args, kwargs = decode(job)
-        coroutine: Coroutine[Any, Any, Any] = function(*args, **kwargs)
-        return coroutine
-
-    run: Run = function if task.parameters.job_only else with_arguments
-    if task.timeout is None:
-        return run
-    seconds = task.timeout
-
-    async def with_timeout(job: Job) -> Any:
-        try:
-            async with asyncio.timeout(seconds) as timeout:
-                return await run(job)
-        except TimeoutError:
-            if not timeout.expired():
-                raise
-            raise TimeoutError(f"the handler took longer than {seconds:g} s") from None
-
-    return with_timeout
-
-
-def _executor_run(task: Task[..., Any], executor: Executor) -> Run:
-    decode = task.parameters.decode
-    is_local = isinstance(executor, ThreadPoolExecutor | DaemonThreads)
-    function = task.function if is_local else _importable(task)
-
-    async def run(job: Job) -> Any:
-        args, kwargs = decode(job)
-        if is_local:
-            context = contextvars.copy_context()
-            future = executor.submit(context.run, call_handler, function, args, kwargs)
-        else:
-            future = executor.submit(call_handler, function, args, kwargs)
-        job._future = future
-        return await asyncio.wrap_future(future)
-
-    return run
-
-
-def call_handler(function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """What an executor runs; at module level, so that a process pool can import it."""
-    try:
-        return function(*args, **kwargs)
-    except StopIteration as error:
-        # A future cannot carry it.
-        raise RuntimeError("the handler raised StopIteration") from error
-
-
-def _importable(task: Task[..., Any]) -> Callable[..., Any]:
-    # A decorated function's name leads to its task.
-    module = sys.modules.get(getattr(task.function, "__module__", ""))
-    name = getattr(task.function, "__qualname__", "")
-    return task if getattr(module, name, None) is task else task.function
-
-
-@types.coroutine
-def _rest(coroutine: Coroutine[Any, Any, Any], first: Any) -> Generator[Any, Any, Any]:
-    """Awaits a coroutine that was already stepped once and waits for `first`."""
-    waiting_for = first
-    while True:
-        error: BaseException | None = None
-        sent = None
-        try:
-            sent = yield waiting_for
-        except GeneratorExit:
-            coroutine.close()
-            raise
-        except BaseException as thrown:  # noqa: BLE001 - belongs to the handler
-            error = thrown
-        try:
-            waiting_for = coroutine.send(sent) if error is None else coroutine.throw(error)
-        except StopIteration as stop:
-            return stop.value

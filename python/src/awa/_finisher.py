@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
 import psycopg
 
 from ._batches import Batch, Holds
-from ._codec import clean_text, dump_json
+from ._codec import dump_json
+from ._results import failure
 from ._session import AsyncSession, Backoff, Outage
 from ._statements import Statements, int_array
 from .errors import InvalidArgument, is_transient
@@ -25,8 +27,6 @@ MAX_ITEMS = 500
 MAX_BYTES = 8 * 1024 * 1024
 _BUSY_FIRST = 0.005
 _BUSY_MOST = 0.25
-
-REASON_LIMIT = 1_000
 
 
 class Item:
@@ -67,12 +67,6 @@ def outcome_json(job: Job, outcome: dict[str, Json]) -> str:
     )
 
 
-def failure(reason: str, code: str) -> dict[str, Json]:
-    """The outcome of a job that no further attempt would help."""
-    text = clean_text(reason, REASON_LIMIT)
-    return {"outcome": "fail", "reason": code, "error": {"error": text}}
-
-
 class Finisher:
     """One flush at a time; what finishes meanwhile goes with the next one.
 
@@ -87,12 +81,15 @@ class Finisher:
         holds: Holds,
         instance_id: UUID,
         outage: Outage,
+        *,
+        broken: Callable[[BaseException], None],
     ) -> None:
         self._session = session
         self._statements = statements
         self._holds = holds
         self._instance_id = instance_id
         self._outage = outage
+        self._broken = broken
         # Batches with plain successes, and everything else.
         self.dirty: list[Batch] = []
         self._items: deque[Item] = deque()
@@ -105,6 +102,11 @@ class Finisher:
     def start(self) -> None:
         """Start flushing."""
         self._task = asyncio.get_running_loop().create_task(self._run(), name="awa finisher")
+        self._task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._broken(error)
 
     # What handlers report. The hot path in the dispatcher does the same as `complete`, inlined.
 

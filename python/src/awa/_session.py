@@ -52,25 +52,32 @@ class Backoff:
 
 
 class Outage:
-    """Logs trouble of several connections together: one line a second at most."""
+    """Logs the trouble of several connections together, ever less often while it lasts."""
 
-    def __init__(self, seconds_per_line: float = 1.0) -> None:
+    def __init__(self, first: float = 1.0, most: float = 10.0) -> None:
         self._lock = threading.Lock()
-        self._seconds_per_line = seconds_per_line
-        self._last = -seconds_per_line
+        self._first = first
+        self._most = most
+        self._pause = first
+        self._next_line = 0.0
+        self._last_trouble = 0.0
         self._silent = 0
 
     def report(self, what: str, error: BaseException) -> None:
         """Say that something failed and will be tried again."""
         with self._lock:
             now = time.monotonic()
-            if now - self._last < self._seconds_per_line:
+            if now - self._last_trouble > self._most:
+                self._pause, self._next_line = self._first, now
+            self._last_trouble = now
+            if now < self._next_line:
                 self._silent += 1
                 return
-            self._last = now
+            self._next_line = now + self._pause
+            self._pause = min(self._pause * 2, self._most)
             silent, self._silent = self._silent, 0
         more = f" ({silent} more messages left out)" if silent else ""
-        text = str(error).strip().replace("\n", "; ")
+        text = "; ".join(line.strip() for line in str(error).splitlines())
         logger.warning("%s: %s: %s; trying again%s", what, type(error).__name__, text, more)
 
 

@@ -17,7 +17,7 @@ from psycopg_pool import AsyncConnectionPool
 
 from . import _calls, models
 from ._calls import Call, Options
-from .client import WAIT_FIRST, WAIT_GROWTH, WAIT_MOST, row_factory
+from .client import WAIT_FIRST, WAIT_GROWTH, WAIT_MOST, WAIT_PRUNED, row_factory
 from .errors import translated
 from .models import Json
 
@@ -368,7 +368,13 @@ class AsyncClient:
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         pause = WAIT_FIRST
-        while not (info := await self.job(job_id, conn=conn)).is_terminal:
+        pruned = 0
+        while True:
+            info = await self.job(job_id, conn=conn)
+            # Also the answer while an insert is not committed, so it must last a moment.
+            pruned = pruned + 1 if info.state == "pruned" else 0
+            if info.is_terminal and pruned in (0, WAIT_PRUNED):
+                return info
             if deadline is not None:
                 left = deadline - time.monotonic()
                 if left <= 0:
@@ -376,7 +382,6 @@ class AsyncClient:
                 pause = min(pause, left)
             await asyncio.sleep(pause)
             pause = min(pause * WAIT_GROWTH, WAIT_MOST)
-        return info
 
     # Machinery
 

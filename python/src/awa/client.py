@@ -26,6 +26,7 @@ Target = str | Connection[Any] | ConnectionPool[Any]
 WAIT_FIRST = 0.01
 WAIT_GROWTH = 1.5
 WAIT_MOST = 1.0
+WAIT_PRUNED = 5
 
 
 class Client:
@@ -358,7 +359,13 @@ class Client:
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         pause = WAIT_FIRST
-        while not (info := self.job(job_id, conn=conn)).is_terminal:
+        pruned = 0
+        while True:
+            info = self.job(job_id, conn=conn)
+            # Also the answer while an insert is not committed, so it must last a moment.
+            pruned = pruned + 1 if info.state == "pruned" else 0
+            if info.is_terminal and pruned in (0, WAIT_PRUNED):
+                return info
             if deadline is not None:
                 left = deadline - time.monotonic()
                 if left <= 0:
@@ -366,7 +373,6 @@ class Client:
                 pause = min(pause, left)
             time.sleep(pause)
             pause = min(pause * WAIT_GROWTH, WAIT_MOST)
-        return info
 
     # Machinery
 

@@ -92,13 +92,19 @@ class Worker:
         self._is_started = False
         self._is_running = False
         self._is_clean = True
+        self._is_broken = False
         self._maintenance: Maintenance | None = None
         self.stopping = asyncio.Event()
         self.hurry = asyncio.Event()
         self._claims = AsyncSession(self._settings, "claim")
         self._finishes = AsyncSession(self._settings, "finish")
         self.finisher = Finisher(
-            self._finishes, self._statements, self.holds, self.instance_id, self._outage
+            self._finishes,
+            self._statements,
+            self.holds,
+            self.instance_id,
+            self._outage,
+            broken=self._broken,
         )
         self.heartbeat = Heartbeat(
             self._settings,
@@ -165,7 +171,7 @@ class Worker:
         self.stop()
         if self._is_running:
             self._is_running = False
-            self._is_clean = await shut_down(self)
+            self._is_clean = await shut_down(self) and not self._is_broken
             self.heartbeat.stop()
             if self._maintenance is not None:
                 await self._maintenance.close()
@@ -298,6 +304,12 @@ class Worker:
             self._outage.report(what, error)
         else:
             logger.error("%s failed", what, exc_info=error)
+
+    def _broken(self, error: BaseException) -> None:
+        # Without it no result would be stored any more: better to end, and be started again.
+        logger.critical("the worker is broken and stops", exc_info=error)
+        self._is_broken = True
+        self.stop()
 
     def warn_once(self, message: str) -> None:
         """Log a warning that would come with every job."""

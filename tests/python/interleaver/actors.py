@@ -1,12 +1,14 @@
-"""Who plays: each actor has one connection, at most one transaction, at most one suspended statement."""
+"""Who plays: each has one connection, at most one transaction, at most one suspended statement."""
 
 from __future__ import annotations
 
 import json
+import re
 import threading
 import uuid
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import psycopg
 from psycopg import IsolationLevel
@@ -35,6 +37,7 @@ class Actor:
         self.world, self.name, self.random = world, name, world.random
         self.db = psycopg.connect(world.dsn, prepare_threshold=None)
         self.db.execute(f"SET lock_timeout = '{LOCK_TIMEOUT}'")
+        self.db.execute("SELECT setseed(0)")
         self.db.commit()
         self.pid = self.db.info.backend_pid
         self.thread: threading.Thread | None = None
@@ -45,7 +48,7 @@ class Actor:
         """Forget a transaction that has ended."""
         self.is_open = False
         self.has_snapshot = False
-        self.effects: list[Callable[[], None]] = []
+        self.effects: list[Callable[[], object]] = []
         self.touched: set[int] = set()  # jobs whose position it may have locked
         self.holds_lanes = False  # whether it may hold a lane or mutation lock
 
@@ -71,15 +74,18 @@ class Actor:
         if commit is None:
             commit = self.random.random() < self.commit_chance
         self.world.log(f"{self.name}: {'commit' if commit else 'rollback'}")
-        effects = self.effects
+        facts = self.facts() if commit else []
         if commit:
             self.db.commit()
         else:
             self.db.rollback()
         self.reset()
-        if commit:
-            for effect in effects:
-                effect()
+        for fact in facts:
+            fact()
+
+    def facts(self) -> list[Callable[[], object]]:
+        """Return what a commit tells the ledger."""
+        return list(self.effects)
 
     # ---- statements
 
@@ -93,7 +99,8 @@ class Actor:
         """Run one statement and give its rows to `then`; it may stay suspended at a pause point."""
         values = tuple(parameters)
         where = f" [pause {pause[0]} after {pause[1]}]" if pause else ""
-        self.world.log(f"{self.name}: {sql} {values}{where}")
+        called = re.search(r"awa\.\w+", sql)
+        self.world.log(f"{self.name}: {called[0] if called else sql} {values or ''}{where}")
         if pause is None:
             self.settle(lambda: self.fetch(sql, values), then)
             return
@@ -192,7 +199,7 @@ class Producer(Actor):
     def move(self) -> None:
         x = self.random.random()
         if x < 0.2:
-            self.run("SELECT pg_current_xact_id()::text")
+            self.run("SELECT pg_current_xact_id() IS NULL")
         elif x < 0.55:
             self.insert()
         elif x < 0.6 and self.mark is None:
@@ -205,16 +212,14 @@ class Producer(Actor):
         elif x < 0.85:
             self.end()
 
-    def end(self, commit: bool | None = None) -> None:
-        pending = self.pending
-        self.effects.append(lambda: [self.world.ledger.insert(job) for job in pending] and None)
-        super().end(commit)
+    def facts(self) -> list[Callable[[], object]]:
+        return [partial(self.world.ledger.insert, job) for job in self.pending]
 
     def insert(self) -> None:
         queue, priority = self.random.choice(self.world.targets)
         is_plain = self.random.random() < 0.6
         attempts = 25 if is_plain else self.random.choice((1, 2, 3))
-        pause = self.maybe_pause(0.15, "insert")
+        pause = self.maybe_pause(0.25, "insert", "row", "row")
         shape = self.random.choice(("one", "one", "many", "mixed", "later"))
         if shape == "mixed":
             targets = [self.random.choice(self.world.targets) for _ in range(2)]
@@ -260,30 +265,42 @@ class Claimer(Actor):
         if self.random.random() < (0.7 if self.effects else 0.1):
             self.end()
             return
-        queue = self.random.choice([q for q in self.world.queues if q != self.world.paused])
+        if not self.has_snapshot and self.random.random() < 0.1:
+            self.run("SELECT pg_current_xact_id() IS NULL")  # this id is too old for a horizon
+            return
+        queues = [q for q in self.world.queues if q != self.world.paused]
+        if self.random.random() < 0.6:
+            queues = [q for q in queues if self.world.ready(q)] or queues
+        queue = self.random.choice(queues)
         limit = self.random.choice((1, 3, 10))
         options = self.random.choice(
             ("{}",) * 6 + ('{"deadline_seconds": 0.001}', '{"separate": ["k"]}')
         )
         pause = self.maybe_pause(0.25, "newest", "probe", "leaf", "leaf", "write", "receipt")
-        self.claim(queue, limit, options, pause)
+        self.claim(queue, limit, options, pause, ends_empty=self.random.random() < 0.8)
 
     def claim(
-        self, queue: str, limit: int, options: str = "{}", pause: tuple[str, int] | None = None
+        self,
+        queue: str,
+        limit: int,
+        options: str = "{}",
+        pause: tuple[str, int] | None = None,
+        *,
+        ends_empty: bool = False,
     ) -> None:
+        self.ends_empty = ends_empty
         ready = None if pause else self.world.ready(queue)
         others = [a for a in self.world.actors if a is not self and a.holds_lanes]
         self.holds_lanes = True
         self.run(
-            "SELECT job_id, run_lease, claim_slot, batch_id, position, queue, priority, attempt,"
-            " args ->> 'mark' FROM awa.claim_ready_runtime(%s, %s, %s, %s)",
+            f"SELECT {Claim.COLUMNS} FROM awa.claim_ready_runtime(%s, %s, %s, %s)",
             (queue, limit, self.instance, options),
             lambda rows: self.got(rows, limit, ready, bool(others)),
             pause,
         )
 
     def got(self, rows: Rows, limit: int, ready: set[int] | None, is_hindered: bool) -> None:
-        claims = [Claim(Token(*row[:5]), *row[5:8], int(row[8])) for row in rows]
+        claims = [Claim.read(row) for row in rows]
         positions = {claim.token.position for claim in claims}
         if ready is not None:
             self.world.check_order(ready, positions)
@@ -292,8 +309,8 @@ class Claimer(Actor):
         self.touched |= {claim.token.job_id for claim in claims}
         self.world.seen["claimed"] += len(claims)
         if claims:
-            self.effects.append(lambda: self.world.ledger.claim(claims, self.instance))
-        elif self.random.random() < 0.8:
+            self.effects.append(partial(self.world.ledger.claim, claims, self.instance))
+        elif self.ends_empty:
             self.end(True)
 
 
@@ -322,18 +339,21 @@ class Finisher(Actor):
         self.world.check_bodies([t for t in batch if t in ledger.open])
         batch = [t for t in batch if self.random.random() < 0.8]
         pause = self.maybe_pause(0.12, "finish")
-        match self.random.choice(("compact", "compact", "mixed", "mixed", "one")):
+        calls = ["compact", "compact", "mixed", "mixed", "one"]
+        if self.db.isolation_level == REPEATABLE_READ:
+            calls += ["one"] * 20  # the others refuse it
+        match self.random.choice(calls):
             case "compact" if batch:
                 self.complete(batch, self.owner(first), pause)
             case "mixed":
-                other = [t for t in self.random.sample(tokens, min(3, len(tokens)))]
-                chosen = [t for t in dict.fromkeys(batch + other)]
+                others = self.random.sample(tokens, min(3, len(tokens)))
+                chosen = dict.fromkeys(batch + others)
                 self.finish([t for t in chosen if self.owner(t) == self.owner(first)], first, pause)
             case "one":
                 self.complete_one(first)
 
     def owner(self, token: Token) -> str:
-        return self.world.ledger.open.get(token) or self.world.owners[token]
+        return self.world.ledger.owners[token]
 
     def complete(self, batch: list[Token], owner: str, pause: tuple[str, int] | None) -> None:
         slot, batch_id = batch[0].claim_slot, batch[0].batch_id
@@ -390,13 +410,13 @@ class Finisher(Actor):
                 raise Broken(f"{token}, {wish}: answered {result}, not {right}")
             if result == "done":
                 self.wishes[token] = wish
-                self.effects.append(lambda t=token, w=wish: ledger.end(t, w))  # type: ignore[misc]
+                self.effects.append(partial(ledger.end, token, wish))
 
 
 class Canceller(Actor):
     """Cancels in transactions that stay open, with savepoints."""
 
-    isolations = (READ_COMMITTED,) * 5 + (REPEATABLE_READ,)
+    isolations = (READ_COMMITTED,) * 11 + (REPEATABLE_READ,)
     commit_chance = 0.6
 
     def reset(self) -> None:
@@ -429,19 +449,24 @@ class Canceller(Actor):
 
     def cancel(self, job_id: int, pause: tuple[str, int] | None = None) -> None:
         self.touched.add(job_id)
+        self.job_id = job_id
         self.holds_lanes = True
         self.run(
             "SELECT awa.cancel_job(%s)", (job_id,), lambda rows: self.got(job_id, rows[0][0]), pause
         )
+
+    def failed(self, error: psycopg.Error) -> None:
+        if error.sqlstate != "42704" or not self.world.ledger.jobs[self.job_id].may_be_forgotten:
+            super().failed(error)
 
     def got(self, job_id: int, answer: str) -> None:
         ledger = self.world.ledger
         self.world.seen[f"cancel {answer}"] += 1
         match answer:
             case "cancelled":
-                self.effects.append(lambda: ledger.cancel(job_id))
+                self.effects.append(partial(ledger.cancel, job_id))
             case "cancelled_running":
-                self.effects.append(lambda: ledger.cancel_running(job_id))
+                self.effects.append(partial(ledger.cancel_running, job_id))
             case _ if not self.effects:  # it may have cancelled the job itself
                 state = ledger.jobs[job_id].state
                 if answer not in ("pruned", "already_" + state, state) or state in (
@@ -455,25 +480,32 @@ class Maintainer(Actor):
     """Plans, publishes, prunes, promotes and rescues, mostly one step per transaction."""
 
     commit_chance = 0.9
-    steps = {
+    steps: ClassVar[dict[str, tuple[str, ...]]] = {
         "plan_queue": (),
         "publish_queue": ("publish",),
         "prune_queue": ("prune", "prune", "recheck", "newest"),
         "plan_claim": (),
         "publish_claim": ("publish",),
         "prune_claim": ("prune", "prune", "recheck"),
-        "promote": ("insert",),
+        "promote": ("insert", "row"),
         "rescue": ("rescue",),
         "hints": ("newest",),
     }
     often = ("plan_queue", "publish_queue", "prune_queue", "prune_queue", "promote")
+
+    def reset(self) -> None:
+        super().reset()
+        self.rescued: set[Token] = set()
 
     def move(self) -> None:
         if self.has_snapshot and self.random.random() < 0.9:
             self.end()
             return
         step = self.random.choice((*self.steps, *self.often))
-        steps = list(self.steps) if self.random.random() < 0.05 else [step]
+        steps = [step]
+        if self.random.random() < 0.05:
+            # Without rescue: prune in the same call would remove what tells us of it.
+            steps = [step for step in self.steps if step != "rescue"]
         points = self.steps[step]
         self.tick(steps, self.maybe_pause(0.3, *points) if points else None)
 
@@ -506,8 +538,10 @@ class Maintainer(Actor):
         def found(rows: Rows) -> None:
             by_place = {(t.claim_slot, t.batch_id, t.position): t for t in ledger.open}
             tokens = [by_place[row] for row in rows if row in by_place]
+            tokens = [token for token in tokens if token not in self.rescued]
+            self.rescued |= set(tokens)
             self.world.seen["rescued"] += len(tokens)
-            self.effects.append(lambda: [ledger.end(token, "rescued") for token in tokens] and None)
+            self.effects += [partial(ledger.end, token, "rescued") for token in tokens]
 
         self.run(sql, (), found)
 

@@ -1,18 +1,18 @@
-"""What the outside world knows of jobs and attempts: only what was committed, or answered as such."""
+"""What the outside world knows of jobs and attempts: only what was committed."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 TERMINAL = frozenset({"completed", "failed", "cancelled", "dead_lettered"})
 # How a job stands after an attempt that ended so; the rest goes on waiting.
 STATE_AFTER = {state: state for state in TERMINAL}
 
 
-class Broken(Exception):  # noqa: N818 - the name of what happened, not of a failure of the test
+class Broken(Exception):
     """The ledger and the database disagree."""
 
 
@@ -26,14 +26,25 @@ class Token(NamedTuple):
     position: int
 
 
-class Claim(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Claim:
     """A claimed job as the database returned it."""
 
+    COLUMNS: ClassVar[str] = (
+        "job_id, run_lease, claim_slot, batch_id, position, queue, priority, attempt,"
+        " args ->> 'mark'"
+    )
     token: Token
     queue: str
     priority: int
     attempt: int
     mark: int
+
+    @classmethod
+    def read(cls, row: tuple[Any, ...]) -> Self:
+        """Return the claim that a row with COLUMNS holds."""
+        *token, queue, priority, attempt, mark = row
+        return cls(Token(*token), queue, priority, attempt, int(mark))
 
 
 @dataclass(slots=True)
@@ -50,6 +61,12 @@ class Job:
     lease: int = 0
     is_late: bool = False  # its producer may have written to a slot that was left before
     position: int | None = None  # of the first life, if the job was ready at once
+
+    @property
+    def may_be_forgotten(self) -> bool:
+        """Once its slot is pruned, a job that ended before any claim came by is as good as one
+        whose insert was rolled back."""
+        return self.state == "cancelled" and self.lease == 0
 
     def end(self, wish: str) -> str:
         """Return what becomes of the running attempt when its worker wishes so, and do it."""
@@ -76,6 +93,7 @@ class Ledger:
     jobs: dict[int, Job] = field(default_factory=dict)
     open: dict[Token, str] = field(default_factory=dict)  # with the instance that owns it
     closed: dict[Token, str] = field(default_factory=dict)
+    owners: dict[Token, str] = field(default_factory=dict)  # of all attempts
     positions: set[int] = field(default_factory=set)  # all that were ever emitted
 
     def insert(self, job: Job) -> None:
@@ -101,7 +119,7 @@ class Ledger:
             if seen != known:
                 raise Broken(f"job {token.job_id} was emitted as {seen}, but is {known}")
             self.positions.add(token.position)
-            self.open[token] = owner
+            self.open[token] = self.owners[token] = owner
 
     def end(self, token: Token, wish: str) -> None:
         if token not in self.open:

@@ -39,10 +39,29 @@ END
 $function$;
 """
 
+# A producer can also stop between taking a position and writing the row: the pause point "row".
+PAUSE_AT_ROW = """
+CREATE FUNCTION awa._pause_at_row()
+RETURNS trigger
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $function$
+BEGIN
+    PERFORM awa._pause_point('row');
+    RETURN NEW;
+END
+$function$;
+CREATE TRIGGER pause_at_row BEFORE INSERT ON awa.ready_entries
+    FOR EACH ROW EXECUTE FUNCTION awa._pause_at_row();
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """A replacement in one function, whose text must hold `old` exactly once."""
+    """A replacement in one function, whose text must hold `old` exactly once.
+
+    The script may define a function twice, before and after the tables; both are edited.
+    """
 
     function: str
     old: str
@@ -53,7 +72,7 @@ class ScriptError(Exception):
     """The script does not have the text that an edit replaces."""
 
 
-# What keeps a run short or bound to its seed: few slots, and no time limits that a pause could hit.
+# What keeps a run short and bound to its seed: few slots, and nothing that depends on the clock.
 TEST_BUILD = (
     Edit(
         "_slot_count",
@@ -62,11 +81,12 @@ TEST_BUILD = (
     ),
     Edit("_find_ready", "0 .. 15", f"0 .. {QUEUE_SLOTS - 1}"),
     Edit("_find_done", "0 .. 15", f"0 .. {QUEUE_SLOTS - 1}"),
-    Edit("_see_rows", "0 .. 15", f"0 .. {QUEUE_SLOTS - 1}"),
     Edit("_find_receipt", "0 .. 7", f"0 .. {CLAIM_SLOTS - 1}"),
     Edit("_read_batch", "BETWEEN 0 AND 7", f"BETWEEN 0 AND {CLAIM_SLOTS - 1}"),
     Edit("_tick", "'100ms'", f"'{LOCK_TIMEOUT}'"),
     Edit("_claim_ready", "'10s'", "'0'"),
+    Edit("_rescuable", "p_deadline_at < p_now", "p_deadline_at IS NOT NULL"),
+    Edit("_promote_due", "d.run_at <= p_now", "d.run_at < 'infinity'"),
     Edit(
         "_move_attempt",
         "@extschema@._backoff_seconds(v_job.attempt, v_job.ext -> 'backoff', random())",
@@ -82,9 +102,12 @@ def build(edits: Sequence[Edit] = ()) -> str:
     for edit in (*TEST_BUILD, *edits):
         text = apply(text, edit)
     text = re.sub(
-        r"^( *)-- pause point: (\w+)$", r"\1PERFORM @extschema@._pause_point('\2');", text, flags=re.M
+        r"^( *)-- pause point: (\w+)$",
+        r"\1PERFORM @extschema@._pause_point('\2');",
+        text,
+        flags=re.M,
     )
-    return "CREATE SCHEMA awa;\n" + PAUSE + text.replace("@extschema@", "awa")
+    return "CREATE SCHEMA awa;\n" + PAUSE + text.replace("@extschema@", "awa") + PAUSE_AT_ROW
 
 
 def apply(text: str, edit: Edit) -> str:
@@ -94,9 +117,8 @@ def apply(text: str, edit: Edit) -> str:
         text,
         flags=re.M | re.S,
     )
-    if len(parts) != 3:
-        raise ScriptError(f"function {edit.function}: found {len(parts) // 2} times")
-    if (found := parts[1].count(edit.old)) != 1:
+    found = [part.count(edit.old) for part in parts[1::2]]
+    if not found or set(found) != {1}:
         raise ScriptError(f"function {edit.function}: {edit.old!r} found {found} times")
-    parts[1] = parts[1].replace(edit.old, edit.new)
+    parts[1::2] = [part.replace(edit.old, edit.new) for part in parts[1::2]]
     return "".join(parts)

@@ -18,13 +18,14 @@ from race.ledger import Cancel, Claim, Effect, End, Insert, Session
 QUEUES = ("plain", "sharded", "dead")
 HOLD_SECONDS = 2.0  # a commit held open longer than this counts
 OWN_KIND = "own"  # completes in its own transaction, so it is claimed one job per batch
+BACKLOG = 1500  # producers pause beyond it, so that the ring can turn
 SLOTS = 64
 
 
 class Board:
     """Counters in memory that all processes share; each writes its own cells."""
 
-    NAMES = ("jobs", "rolled_back", "held", "generation", "stop")
+    NAMES = ("jobs", "started", "rolled_back", "held", "generation", "stop")
 
     def __init__(self) -> None:
         self.memory = mmap.mmap(-1, 8 * SLOTS * len(self.NAMES))
@@ -40,6 +41,10 @@ class Board:
 
     def add(self, name: str, cell: int, value: int) -> None:
         self.put(name, cell, self.values(name)[cell] + value)
+
+    @property
+    def backlog(self) -> int:
+        return sum(self.values("jobs")) - sum(self.values("started"))
 
     @property
     def stopped(self) -> bool:
@@ -62,9 +67,9 @@ class Stage:
     def random(self, name: str) -> random.Random:
         return random.Random(f"{self.seed}/{name}")
 
-    def new_queue(self) -> str:
-        """A name that changes every two seconds, so that producers meet at a brand-new queue."""
-        return f"new_{int(time.monotonic() - self.began) // 2}"
+    def new_queues(self) -> list[str]:
+        """Names so far; a new one every two seconds lets producers meet at a brand-new queue."""
+        return [f"new_{n}" for n in range(int(time.monotonic() - self.began) // 2 + 1)]
 
 
 class Producer:
@@ -104,6 +109,8 @@ class Producer:
                 board.add("held", self.cell, int(hold > HOLD_SECONDS))
                 self.known = (self.known + ids)[-500:]
             time.sleep(rng.uniform(0, 0.06))
+            while board.backlog > BACKLOG and not board.stopped:
+                time.sleep(0.02)
 
     def _token(self) -> str:
         self.made += 1
@@ -111,7 +118,7 @@ class Producer:
 
     def _job(self) -> dict[str, object]:
         rng = self.rng
-        queue = rng.choice((*QUEUES, self.stage.new_queue()))
+        queue = rng.choice((*QUEUES, self.stage.new_queues()[-1]))
         opts: dict[str, object] = {}
         if rng.random() < 0.4:
             opts["backoff"] = {"delays": [0.05, 0.2]}
@@ -148,20 +155,19 @@ class Producer:
         effects.append(_inserted(row[0], job, token))
 
     def _insert_many(self, conn: psycopg.Connection, effects: list[Effect]) -> None:
-        job, tokens = self._job(), [self._token() for _ in range(self.rng.randint(20, 80))]
+        job, tokens = self._job(), [self._token() for _ in range(self.rng.randint(10, 40))]
         rows = conn.execute(
             "SELECT awa.insert_many(kind => %(kind)s, args => %(args)s, queue => %(queue)s,"
             " priority => %(priority)s, max_attempts => %(max_attempts)s, opts => %(opts)s)",
             job | {"args": [Jsonb({"token": t}) for t in tokens], "opts": Jsonb(job["opts"])},
         ).fetchall()
         effects += [
-            _inserted(job_id, job, token)
-            for (job_id,), token in zip(rows, tokens, strict=True)
+            _inserted(job_id, job, token) for (job_id,), token in zip(rows, tokens, strict=True)
         ]
 
     def _insert_list(self, conn: psycopg.Connection, effects: list[Effect]) -> None:
         jobs = [
-            self._job() | {"args": {"token": self._token()}} for _ in range(self.rng.randint(2, 20))
+            self._job() | {"args": {"token": self._token()}} for _ in range(self.rng.randint(2, 12))
         ]
         rows = conn.execute("SELECT job_id FROM awa.insert_jobs(%s)", [Jsonb(jobs)]).fetchall()
         for (job_id,), job in zip(rows, jobs, strict=True):
@@ -174,6 +180,7 @@ class Producer:
             if self.rng.random() < 0.25:
                 undo = self.rng.random() < 0.5
                 inner: list[Effect] = []
+                conn.execute("SELECT")  # begins, so that what follows is a savepoint
                 with conn.transaction(force_rollback=undo):
                     self._insert(conn, inner)
                 effects += [] if undo else inner
@@ -221,7 +228,7 @@ class Claimer:
 
     def __init__(self, stage: Stage, number: int, *, calm: bool = False) -> None:
         name = f"claimer-{number}"
-        self.stage, self.calm = stage, calm
+        self.stage, self.calm, self.cell = stage, calm, number % SLOTS
         self.rng = stage.random(name)
         self.session = stage.session(name)
         self.instance = uuid.UUID(int=self.rng.getrandbits(128), version=4)
@@ -238,7 +245,7 @@ class Claimer:
                 time.sleep(0.01)
 
     def _queue(self) -> str:
-        return self.rng.choice((*QUEUES, self.stage.new_queue()))
+        return self.rng.choice((*QUEUES, *self.stage.new_queues()[-6:]))
 
     def beat(self) -> None:
         if time.monotonic() < self.next_beat:
@@ -283,6 +290,7 @@ class Claimer:
             return False
         for job in jobs:
             self.held.setdefault(job.batch_id, []).append(job)
+        self.stage.board.add("started", self.cell, sum(job.run_lease == 1 for job in jobs))
         return bool(jobs)
 
     def _end_some(self) -> None:
@@ -427,7 +435,9 @@ class Ticker:
             for step, outcome, count, detail in rows:
                 if outcome == "failed":
                     self.session.write("failed", "tick", f"{step}: {detail}")
-                elif outcome in ("pruned", "published", "in_use", "locked"):
+                elif outcome == "skipped":
+                    self.session.write(f"{step} skipped for {detail['reason']}")
+                elif outcome in ("pruned", "published", "in_use", "locked", "skipped_busy"):
                     self.session.write(f"{step} {outcome}")
                 elif count:
                     self.session.write(f"{step} found work")

@@ -1,7 +1,7 @@
 """What each process was told by the database, in a file that outlives the process.
 
-The effects of a transaction are written before its COMMIT is sent, the answer after it came. Where a
-kill fell between the two, the server is asked later what became of the transaction id.
+The effects of a transaction are written before its COMMIT is sent, the answer after it came. Where
+a kill fell between the two, the server is asked later what became of the transaction id.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psycopg
 
@@ -130,7 +131,8 @@ def read_story(directory: Path, conn: psycopg.Connection) -> Story:
                 case ["intent", xid, effects]:
                     pending = (xid, [CLASSES[name](*fields) for name, *fields in effects])
                 case ["committed", xid]:
-                    assert pending and pending[0] == xid
+                    assert pending
+                    assert pending[0] == xid
                     story.effects += pending[1]
                     story.counts["commits"] += 1
                     pending = None
@@ -147,7 +149,7 @@ def read_story(directory: Path, conn: psycopg.Connection) -> Story:
     return story
 
 
-def _records(path: Path) -> Iterator[list[object]]:
+def _records(path: Path) -> Iterator[list[Any]]:
     for line in path.read_bytes().splitlines(keepends=True):
         if line.endswith(b"\n"):  # a kill may cut the last line short, before its COMMIT was sent
             yield json.loads(line)

@@ -102,7 +102,9 @@ class Verdict:
         self._report("receipts twice", [r for r, n in observed.receipts.items() if n > 1])
         positions = Counter(position for _, position in observed.receipts)
         self._report("positions claimed twice", [p for p, n in positions.items() if n > 1])
-        self._report("attempts closed twice", [r for r, c in observed.closures.items() if len(c) > 1])
+        self._report(
+            "attempts closed twice", [r for r, c in observed.closures.items() if len(c) > 1]
+        )
         self._report("attempts left open", set(observed.receipts) - set(observed.closures))
         self._report("closures without receipt", set(observed.closures) - set(observed.receipts))
 
@@ -131,7 +133,7 @@ class Verdict:
         """Every end of every job; exactly one each if all is well."""
         ends: dict[int, list[str]] = defaultdict(list, {job_id: [] for job_id in self.inserts})
         told: set[Receipt] = set()
-        wrong = []
+        wrong: list[tuple[End | Cancel, str]] = []
         cancels = Counter[int]()
         for effect in self.story.effects:
             if isinstance(effect, End):

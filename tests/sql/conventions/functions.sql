@@ -75,6 +75,10 @@ SELECT is_empty($$
     SELECT signature FROM functions WHERE volatility IN ('s', 'i') AND parallel <> 's'
 $$, 'functions that only read are PARALLEL SAFE');
 
+SELECT is_empty($$
+    SELECT signature FROM functions WHERE volatility = 'v' AND parallel <> 'u' AND name <> '_pick_shard'  -- that is random() alone
+$$, 'VOLATILE functions are PARALLEL UNSAFE');
+
 SELECT is_empty($$ SELECT signature FROM functions WHERE is_strict AND volatility = 'v' $$, 'STRICT is for pure functions');
 
 SELECT is_empty($$

@@ -18,7 +18,8 @@ $$, 'PUBLIC has no right on any table, leaf or view');
 
 SELECT is_empty($$
     SELECT c.oid::regclass FROM pg_class c
-    WHERE c.relnamespace = 'awa'::regnamespace AND c.relkind = 'S' AND has_sequence_privilege('public', c.oid, 'USAGE, SELECT, UPDATE')
+    WHERE c.relnamespace = 'awa'::regnamespace
+      AND CASE WHEN c.relkind = 'S' THEN has_sequence_privilege('public', c.oid, 'USAGE, SELECT, UPDATE') END
 $$, 'PUBLIC has no right on any sequence, those of lanes included');
 
 SELECT ok(NOT has_schema_privilege('public', 'awa', 'USAGE') AND NOT has_schema_privilege('public', 'awa', 'CREATE'),

@@ -49,9 +49,9 @@ SELECT is_empty($$
 $$, 'sequences cache nothing and never start again');
 
 SELECT is_empty($$
-    SELECT c.oid::regclass FROM pg_class c WHERE c.relnamespace = 'awa'::regnamespace AND c.relowner <> 'awa_owner'::regrole
+    SELECT c.relname FROM pg_class c WHERE c.relnamespace = 'awa'::regnamespace AND c.relowner <> 'awa_owner'::regrole
     UNION ALL
-    SELECT n.nspname::regclass FROM pg_namespace n WHERE n.nspname = 'awa' AND n.nspowner <> 'awa_owner'::regrole
+    SELECT n.nspname FROM pg_namespace n WHERE n.nspname = 'awa' AND n.nspowner <> 'awa_owner'::regrole
 $$, 'set_owner gave away every relation and the schema');
 
 SELECT is_empty($$

@@ -1,0 +1,115 @@
+"""Known ways to break the engine. Played with one of them, the test must fail."""
+
+from __future__ import annotations
+
+from .script import Edit
+
+MUTANTS: dict[str, tuple[Edit, ...]] = {
+    # ---- gaps and their horizon
+    "horizon from xmax": (
+        Edit(
+            "_next_emission",
+            "v_next.horizon := pg_current_xact_id();",
+            "v_next.horizon := pg_snapshot_xmax(pg_current_snapshot());",
+        ),
+    ),
+    "id after position": tuple(
+        Edit(function, "    PERFORM pg_current_xact_id();\n", "")
+        for function in ("_append_ready_one", "_append_ready_many", "_append_ready")
+    ),
+    "horizon from an id of before": (
+        Edit(
+            "_next_emission",
+            " AND pg_current_xact_id_if_assigned() IS NULL THEN",
+            " THEN",
+        ),
+    ),
+    "horizon above xmax taken for foreign": (
+        Edit(
+            "_next_emission",
+            "coalesce(p_emission.horizon <= pg_snapshot_xmin(p_snapshot), false)",
+            "coalesce(p_emission.horizon <= pg_snapshot_xmin(p_snapshot)"
+            " OR p_emission.horizon > pg_snapshot_xmax(p_snapshot), false)",
+        ),
+    ),
+    "snapshot after the probe": (
+        Edit(
+            "_claim_lane",
+            "p_tail, v_snapshot, v_quiet)",
+            "p_tail, pg_current_snapshot(), v_quiet)",
+        ),
+    ),
+    "proof by locks without looking": (Edit("_lane_is_quiet", "NOT EXISTS", "true OR NOT EXISTS"),),
+    "probe limit ignored": (Edit("_next_emission", "IF p_seen.probe_full THEN", "IF false THEN"),),
+    "gaps not probed": (Edit("_leaves_to_see", "IF NOT isempty(v_behind) THEN", "IF false THEN"),),
+    # ---- claim and cancel
+    "locked position becomes a gap": (
+        Edit(
+            "_next_emission",
+            "v_next.held := v_seen - p_taken - p_dead;",
+            "v_seen := p_taken + p_dead;",
+        ),
+    ),
+    "tombstone not read after the lock": (
+        Edit("_take_unlocked", "IF v_is_dead THEN", "IF false THEN"),
+    ),
+    "claim ignores mutation locks": (Edit("_claim_lane", "IF v_alone THEN", "IF true THEN"),),
+    "cancel in an old snapshot": (
+        Edit("_cancel_job", "    PERFORM @extschema@._require_read_committed();\n", ""),
+    ),
+    "cancel does not look again": (
+        Edit(
+            "_cancel_job",
+            "            -- pause point: cancel\n"
+            "            v_ready := @extschema@._look_up_ready(p_job_id);\n",
+            "            -- pause point: cancel\n",
+        ),
+    ),
+    "hint from uncommitted rows": (Edit("_claim_lane", "IF p_fresh THEN", "IF true THEN"),),
+    # ---- finish
+    "closed positions close again": (
+        Edit(
+            "_complete_attempts",
+            "v_set * v_batch.positions - v_batch.closed;",
+            "v_set * v_batch.positions;",
+        ),
+    ),
+    "complete_job trusts an old snapshot": (
+        Edit("_complete_job", "IF v_batch.positions IS NULL AND NOT v_fresh THEN", "IF false THEN"),
+    ),
+    # ---- rings
+    "cursor read in one snapshot": (
+        Edit("_newest_emission", "VOLATILE PARALLEL UNSAFE", "STABLE PARALLEL SAFE"),
+    ),
+    "prune does not recheck": (
+        Edit(
+            "_prune_slot",
+            "IF @extschema@._slot_blocker(p_ring, p_slot) IS NOT NULL THEN",
+            "IF false THEN",
+        ),
+    ),
+    "prune ignores held positions": (Edit("_unclaimed_set", " + (p_emission).held", ""),),
+    "prune ignores gaps": (
+        Edit("_unclaimed_set", "(p_emission).gaps_old + (p_emission).gaps_new + ", ""),
+    ),
+    "prune ignores attempts of other slots": (
+        Edit("_slot_blocker", "CASE p_ring WHEN 'queue' THEN p_slot END", "-1"),
+    ),
+    "prune keeps no checkpoint": (
+        Edit("_prune_slot", "PERFORM @extschema@._checkpoint_claim_heads(p_slot);", "PERFORM 1;"),
+    ),
+    "prune folds no counts": (
+        Edit(
+            "_prune_slot", "PERFORM @extschema@._fold_terminal_counts(p_slot, p_now);", "PERFORM 1;"
+        ),
+    ),
+    "plan and publish in one transaction": (
+        Edit(
+            "_plan_ring",
+            "p_now);\n    RETURN 'planned';",
+            "p_now);\n"
+            "    PERFORM @extschema@._set_ring_cursor(p_ring, v_cursor / 64 + 1, v_next);\n"
+            "    RETURN 'planned';",
+        ),
+    ),
+}

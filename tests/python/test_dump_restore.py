@@ -1,0 +1,249 @@
+"""A dump holds every job, and after restore and verify() each continues where it was (G1)."""
+
+from __future__ import annotations
+
+import subprocess
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from conftest import Database, DatabaseServer
+from engine import (
+    Attempt,
+    claim,
+    claim_all,
+    complete,
+    counts,
+    finish,
+    insert,
+    insert_many,
+    install_plain,
+    prune_all,
+    rotate,
+    set_settings,
+    tick,
+    value,
+)
+
+QUEUES = ("default", "dead", "paused", "sharded")
+
+
+@dataclass
+class Kept:
+    """What the test remembers of the database that is dumped."""
+
+    running: list[Attempt] = field(default_factory=list)
+    leased: int = 0
+    numbers: dict[str, int] = field(default_factory=dict)
+
+
+def job_in_every_state(conn: psycopg.Connection) -> Kept:
+    """Bring jobs into every state, over several generations of both rings."""
+    kept = Kept()
+    conn.execute("SELECT awa.declare_queue('dead', '{\"dlq\": true}')")
+    conn.execute("SELECT awa.declare_queue('sharded', '{\"enqueue_shards\": 4}')")
+    # A generation that is pruned, so that counts and claim heads live in their own tables only.
+    insert_many(conn, 10)
+    complete(conn, claim(conn))
+    for ring in ("queue", "claim"):
+        rotate(conn, ring)
+        assert prune_all(conn, ring) == 1
+    set_settings(conn, terminal_retention_seconds=86400, attempt_evidence_seconds=86400)
+    for _ in range(3):
+        insert_many(conn, 20)
+        insert_many(conn, 5, "sharded")
+        attempts = claim(conn, limit=12)
+        outcomes = ("cancel", "fail", "retry", "snooze", "released")
+        complete(conn, attempts[5:])
+        items = [
+            attempt.item(outcome, delay_seconds=86400, error="on purpose")
+            for attempt, outcome in zip(attempts, outcomes, strict=False)
+        ]
+        assert set(finish(conn, items)) == {"done"}
+        for ring in ("queue", "claim"):
+            rotate(conn, ring)
+    insert_many(conn, 3, "dead")
+    finish(conn, [a.item("fail", error="dead") for a in claim(conn, "dead", limit=2)])
+    kept.leased = insert(conn, "sharded", opts={"ordering_key": "a"})
+    [attempt] = [a for a in claim_all(conn, "sharded") if a.job_id == kept.leased]
+    finish(conn, [attempt.item("retry", delay_seconds=0)])
+    assert tick(conn, "promote") == {"promote": "done"}
+    insert(conn, "paused")
+    conn.execute("SELECT awa.pause_queue('paused')")
+    insert(conn, run_at="2999-01-01Z", opts={"tags": ["late"]})
+    waiting = insert(conn)
+    conn.execute("SELECT awa.cancel_job(%s)", [waiting])
+    result = insert(conn, "dead", opts={"keep_result": True})
+    finish(conn, [a.item("completed", result={"is": 42}) for a in claim(conn, "dead", limit=1)])
+    assert result
+    # Gaps, with a horizon of this cluster; a deadline; progress.
+    for _ in range(2):
+        with conn.transaction(force_rollback=True):
+            insert_many(conn, 3)
+        insert_many(conn, 2)
+    kept.running = claim(conn, limit=25) + claim(conn, limit=4, deadline_seconds=3600)
+    conn.execute(
+        "SELECT awa.set_progress(%s, %s, %s, %s, %s, '{\"half\": true}')", kept.running[-1].token
+    )
+    conn.execute("SELECT awa.heartbeat(%s)", [uuid.uuid4()])
+    kept.numbers = numbers(conn)
+    return kept
+
+
+def numbers(conn: psycopg.Connection) -> dict[str, int]:
+    """The highest batch id and positions ever given out."""
+    lanes = conn.execute("SELECT lane_id FROM awa.queue_lanes").fetchall()
+    names = ["claim_batch_ids", "job_ids", "lane_ids", *(f"lane_{lane}" for (lane,) in lanes)]
+    last = "SELECT last_value - CASE WHEN is_called THEN 0 ELSE 1 END FROM awa.{}"
+    return {name: value(conn, last.format(name)) for name in names}
+
+
+def contents(conn: psycopg.Connection) -> dict[str, list[str]]:
+    """Rows of every table and the state of every sequence."""
+    relations = conn.execute(
+        "SELECT c.relname, c.relkind FROM pg_class c"
+        " WHERE c.relnamespace = 'awa'::regnamespace AND c.relkind IN ('r', 'S')"
+    ).fetchall()
+    found = {}
+    for name, kind in relations:
+        columns = "t::text" if kind == "r" else "(last_value, is_called)::text"
+        rows = conn.execute(f"SELECT {columns} FROM awa.{name} t ORDER BY 1").fetchall()
+        found[name] = [row for (row,) in rows]
+    return found
+
+
+def all_counts(conn: psycopg.Connection) -> dict[str, dict[str, int]]:
+    return {queue: counts(conn, queue) for queue in QUEUES}
+
+
+def all_jobs(conn: psycopg.Connection) -> list[str]:
+    rows = conn.execute(
+        "SELECT to_jsonb(j)::text FROM awa.jobs j ORDER BY job_id, state"
+    ).fetchall()
+    return [row for (row,) in rows]
+
+
+@pytest.fixture(params=["extension", "plain"])
+def source(
+    request: pytest.FixtureRequest, server: DatabaseServer, database: Database
+) -> Iterator[Database]:
+    """A database with the engine, as extension or as plain SQL."""
+    if request.param == "extension":
+        yield database
+        return
+    plain = server.create(f"plain_{uuid.uuid4().hex[:12]}")
+    with plain.connect() as conn:
+        install_plain(conn)
+    yield plain
+    server.drop(plain.name)
+
+
+def copy(source: Database, target: Database, pg_bin: Path, folder: Path) -> None:
+    """Dump one database and restore the dump into another."""
+    dump = folder / "dump"
+    commands: list[list[str | Path]] = [
+        [pg_bin / "pg_dump", "-Fc", "-f", dump, "-d", source.dsn],
+        [pg_bin / "pg_restore", "--exit-on-error", "-d", target.dsn, dump],
+    ]
+    for command in commands:
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+
+def test_jobs_continue_after_dump_and_restore(
+    source: Database, empty_database: Database, pg_bin: Path, tmp_path: Path
+) -> None:
+    with source.connect() as conn:
+        kept = job_in_every_state(conn)
+        before, jobs, state = contents(conn), all_jobs(conn), all_counts(conn)
+    filled = {name.rstrip("0123456789") for name, rows in before.items() if rows}
+    families = {"ready_entries_", "done_entries_", "lease_claim_batches_", "lease_claim_closures_"}
+    families |= {"ready_tombstones_", "ready_claim_attempt_batches_", "attempt_state"}
+    families |= {"receipt_completion_batches_", "deferred_jobs", "dlq_entries", "queue_meta"}
+    families |= {"queue_claim_heads", "queue_terminal_rollups", "setting_overrides"}
+    families |= {"queue_ring_rotations", "claim_ring_rotations", "runtime_instances"}
+    assert families <= filled
+    copy(source, empty_database, pg_bin, tmp_path)
+    with empty_database.connect() as conn:
+        after = contents(conn)
+        assert {name for name in before if before[name] != after.get(name)} == set()
+        assert set(after) == set(before)
+        # Ownership of an extension's members is not in a dump.
+        conn.execute("SELECT awa.set_owner('awa_owner')")
+        steps = conn.execute("SELECT step, outcome FROM awa.verify()").fetchall()
+        assert {outcome for _, outcome in steps} == {"done"}
+        assert all_counts(conn) == state
+        assert all_jobs(conn) == jobs
+        check_that_all_goes_on(conn, kept)
+
+
+def test_verify_repairs_sequences_that_lag_behind_their_rows(
+    source: Database, empty_database: Database, pg_bin: Path, tmp_path: Path
+) -> None:
+    with source.connect() as conn:
+        kept = job_in_every_state(conn)
+        state = all_counts(conn)
+    copy(source, empty_database, pg_bin, tmp_path)
+    with empty_database.connect() as conn:
+        conn.execute("SELECT awa.set_owner('awa_owner')")
+        # As a copy whose sequences are from an earlier moment than its rows.
+        for name in kept.numbers:
+            conn.execute(
+                "SELECT setval(seqrelid, seqmin) FROM pg_sequence WHERE seqrelid = %s::regclass",
+                [f"awa.{name}"],
+            )
+        conn.execute("SELECT setval('awa.queue_ring', 0), setval('awa.claim_ring', 0)")
+        conn.execute("SELECT awa.verify()")
+        assert all_counts(conn) == state
+        check_that_all_goes_on(conn, kept)
+
+
+def check_that_all_goes_on(conn: psycopg.Connection, kept: Kept) -> None:
+    """Open receipts end by their tokens, waiting jobs run, and no number is used twice."""
+    state = all_counts(conn)
+    info = value(conn, "SELECT to_jsonb(awa.job(%s))", kept.running[-1].job_id)
+    assert (info["state"], info["progress"]) == ("running", {"half": True})
+    assert set(complete(conn, kept.running[:-1])) == {"done"}
+    assert finish(conn, [kept.running[-1].item("completed")]) == ["done"]
+    assert finish(conn, [kept.running[-1].item("fail")]) == ["stale"]
+    fresh = insert_many(conn, 5) + [insert(conn, queue) for queue in ("sharded", "dead")]
+    later = insert(conn, opts={"delay_seconds": 3600})
+    known = {job_id for (job_id,) in conn.execute("SELECT job_id FROM awa.jobs").fetchall()}
+    assert len(known & {*fresh, later}) == len(fresh) + 1
+    assert later > kept.numbers["job_ids"]
+    conn.execute("SELECT awa.resume_queue('paused')")
+    claimed = {queue: claim_all(conn, queue) for queue in QUEUES}
+    attempts = [attempt for found in claimed.values() for attempt in found]
+    assert {queue: len(found) for queue, found in claimed.items()} == {
+        queue: state[queue].get("available", 0) + {"default": 5, "paused": 0}.get(queue, 1)
+        for queue in QUEUES
+    }
+    assert set(fresh) <= {attempt.job_id for attempt in attempts}
+    assert [a.run_lease for a in attempts if a.job_id == kept.leased] == [2]
+    assert min(attempt.batch_id for attempt in attempts) > kept.numbers["claim_batch_ids"]
+    positions = [attempt.position for attempt in attempts]
+    assert len({*positions, *(a.position for a in kept.running)}) == len(positions) + len(
+        kept.running
+    )
+    for job_id in fresh:
+        assert job_id > kept.numbers.get(f"lane_{job_id >> 42}", 0)
+    assert set(complete(conn, attempts)) == {"done"}
+    done = {queue: counts(conn, queue).get("completed", 0) for queue in QUEUES}
+    assert done == {
+        queue: state[queue].get("completed", 0)
+        + len(claimed[queue])
+        + (len(kept.running) if queue == "default" else 0)
+        for queue in QUEUES
+    }
+    dead = value(conn, "SELECT job_id FROM awa.dlq LIMIT 1")
+    row = conn.execute("SELECT * FROM awa.retry_dlq(%s)", [dead]).fetchone()
+    assert row
+    [again] = claim_all(conn, "dead")
+    assert (again.job_id, again.attempt, again.run_lease) == (dead, 1, 2)
+    rotate(conn)
+    rotate(conn, "claim")
+    assert "failed" not in tick(conn).values()

@@ -1,0 +1,103 @@
+"""Races, one step at a time: the engine survives every schedule, its known mutants do not."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from interleaver import MUTANTS, SCHEDULES, play
+from interleaver.schedules import run_schedule
+from interleaver.script import build
+from interleaver.world import new_database
+
+if TYPE_CHECKING:
+    from conftest import DatabaseServer
+
+SEEDS = range(1, 7)
+STEPS = 6000
+# Which directed schedule finds which mutant.
+DIRECTED = [
+    ("horizon from xmax", "newest id has not ended"),
+    ("id after position", "producer stops between position and row"),
+    ("locked position becomes a gap", "claim meets a cancel that is rolled back"),
+    ("prune does not recheck", "producer writes to a left slot"),
+    ("prune does not recheck", "claim writes to a left slot"),
+    ("cursor read in one snapshot", "prune moves the cursor that a claim reads"),
+]
+DIRECTED_LONG = [
+    ("horizon from an id of before", "claim has an older id than a producer"),
+    ("horizon above xmax taken for foreign", "claim comes twice in a transaction"),
+    ("snapshot after the probe", "producer commits while a claim probes"),
+    ("proof by locks without looking", "newest id has not ended"),
+    ("probe limit ignored", "more late rows than a claim may take"),
+    ("gaps not probed", "more late rows than a claim may take"),
+    ("tombstone not read after the lock", "cancel commits between read and lock"),
+    ("claim ignores mutation locks", "cancel commits between read and lock"),
+    ("cancel in an old snapshot", "cancel has an old snapshot"),
+    ("cancel does not look again", "claim commits while cancel looks"),
+    ("hint from uncommitted rows", "claims are rolled back"),
+    ("prune ignores held positions", "claim meets a cancel that is rolled back"),
+    ("prune ignores gaps", "newest id has not ended"),
+    ("prune ignores attempts of other slots", "claim writes to a left slot"),
+    ("prune folds no counts", "claims are rolled back"),
+    ("plan and publish in one transaction", "plan is rolled back"),
+]
+
+
+@pytest.fixture(scope="module")
+def engine(server: DatabaseServer) -> Iterator[str]:
+    """The name of a database to copy, with the engine as it is."""
+    name = f"interleaver_{uuid.uuid4().hex[:12]}"
+    with new_database(server.dsn, name):
+        yield name
+
+
+def broken_by(
+    server: DatabaseServer, schedule: str, mutant: str | None, template: str | None = None
+) -> str | None:
+    edits = MUTANTS[mutant] if mutant else ()
+    with new_database(server.dsn, f"schedule_{uuid.uuid4().hex[:12]}", edits, template) as dsn:
+        return run_schedule(dsn, schedule)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_no_random_schedule_breaks_the_engine(
+    server: DatabaseServer, engine: str, seed: int
+) -> None:
+    result = play(server.dsn, seed, STEPS, template=engine)
+    print(result, dict(sorted(result.seen.items())))
+    assert result.broken is None, str(result)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_no_directed_schedule_breaks_the_engine(
+    server: DatabaseServer, engine: str, schedule: str
+) -> None:
+    assert broken_by(server, schedule, None, engine) is None
+
+
+@pytest.mark.parametrize(
+    ("mutant", "schedule"),
+    [*DIRECTED, *(pytest.param(*pair, marks=pytest.mark.long) for pair in DIRECTED_LONG)],
+)
+def test_a_directed_schedule_breaks_a_mutant(
+    server: DatabaseServer, mutant: str, schedule: str
+) -> None:
+    assert broken_by(server, schedule, mutant) is not None
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_mutant_still_applies(mutant: str) -> None:
+    assert build(MUTANTS[mutant]) != build()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_random_schedule_breaks_a_mutant(server: DatabaseServer, mutant: str) -> None:
+    results = (play(server.dsn, seed, STEPS, MUTANTS[mutant]) for seed in SEEDS)
+    found = next((str(result) for result in results if result.broken), None)
+    print(found)
+    assert found, f"no seed found {mutant}"

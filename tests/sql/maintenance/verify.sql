@@ -1,0 +1,63 @@
+-- verify: brings cursors and sequences in line with the rows, as after a restore, and changes nothing otherwise.
+\ir ../support.psql
+SELECT * FROM no_plan();
+
+SELECT awa.declare_queue('dl', '{"dlq": true}') \g /dev/null
+SELECT test.start('q') AS running \gset
+SELECT test.finish(test.start('dl'), 'fail') \g /dev/null
+SELECT (awa.insert_job('k', queue => 'later', opts => '{"delay_seconds": 99}')).job_id AS small \gset
+SELECT awa.insert_job('k', '"waits"', 'q') \g /dev/null
+SELECT test.step('plan_queue') \g /dev/null
+SELECT test.step('publish_queue') \g /dev/null
+SELECT results_eq('SELECT v.step, v.outcome, v.rows FROM awa.verify() v', $$ VALUES ('verify_rings', 'done', 0::bigint), ('verify_lanes', 'done', 0), ('verify_sequences', 'done', 0) $$,
+    'a sound database is left as it is');
+BEGIN ISOLATION LEVEL REPEATABLE READ;
+SELECT test.refuses('SELECT awa.verify()', '25001', '%READ COMMITTED%', 'verify needs READ COMMITTED');
+COMMIT;
+
+-- What a dump taken at another moment does.
+SELECT last_value AS ring FROM awa.queue_ring \gset
+SELECT setval('awa.queue_ring', 0) \g /dev/null
+SELECT setval('awa.job_ids', 1, false), setval('awa.claim_batch_ids', 1, false), setval('awa.lane_ids', 1, false) \g /dev/null
+SELECT setval(l.position_seq, awa._lane_base(l.lane_id) + 1, false), setval(l.hint_seq, 9000000000000000000) FROM awa.queue_lanes l \g /dev/null
+SELECT setval(format('awa.doorbell_%s', b)::regclass, 9000000000000) FROM generate_series(0, 63) b \g /dev/null
+SELECT results_eq('SELECT v.step, v.rows > 0 FROM awa.verify() v', $$ VALUES ('verify_rings', true), ('verify_lanes', true), ('verify_sequences', true) $$,
+    'each part reports what it changed');
+SELECT is((SELECT last_value FROM awa.queue_ring), :ring::bigint, 'the ring cursor is at its ledger again');
+SELECT cmp_ok((awa.insert_job('k', queue => 'later', opts => '{"delay_seconds": 99}')).job_id, '>', :small::bigint,
+    'ids of deferred jobs go on above those in use');
+SELECT is((SELECT count(*) FROM awa.insert_many('k', ARRAY['"new"']::jsonb[], 'q')), 1::bigint, 'the lane takes jobs again');
+SELECT results_eq($$ SELECT c.args FROM test.claim('q') c $$, $$ VALUES ('"waits"'::jsonb), ('"new"') $$,
+    'a claim finds what waited and what is new');
+SELECT ok((SELECT count(DISTINCT b.batch_id) = count(*) FROM awa.lease_claim_batches b), 'batch ids are not used twice');
+SELECT is(test.finish(:'running', 'completed'), 'done', 'an attempt from before is finished');
+SELECT results_eq('SELECT v.rows FROM awa.verify() v', $$ VALUES (0::bigint), (0), (0) $$, 'a second verify has nothing to do');
+
+-- A purged dependency of a lane's sequence comes back.
+SELECT format('%s', l.position_seq) AS seq FROM awa.queue_lanes l WHERE l.queue = 'q' \gset
+ALTER SEQUENCE :seq OWNED BY NONE;
+SELECT count(*) FROM awa.verify() \g /dev/null
+SELECT isnt(pg_get_serial_sequence('awa.queue_lanes', 'lane_id'), NULL, 'the sequences of lanes belong to their table again');
+SELECT isnt_empty(format($$ SELECT FROM pg_depend d WHERE d.objid = %L::regclass AND d.refobjid = 'awa.queue_lanes'::regclass AND d.deptype = 'a' $$, :'seq'),
+    'so that DROP EXTENSION takes them along');
+
+-- Horizons belong to the cluster they were drawn in.
+BEGIN;
+SELECT awa.insert_job('k', queue => 'h') \g /dev/null
+ROLLBACK;
+SELECT awa.declare_queue('h') \g /dev/null
+BEGIN;
+SELECT awa.insert_job('k', queue => 'h') \g /dev/null
+ROLLBACK;
+SELECT awa.insert_job('k', queue => 'h') \g /dev/null
+SELECT count(*) FROM test.claim('h') \g /dev/null
+SELECT count(*) AS gaps FROM awa.queue_lanes l, LATERAL awa._newest_emission(l.lane_id) e WHERE l.queue = 'h' AND e.horizon IS NOT NULL \gset
+SELECT is(:gaps::integer, 1, 'a gap has a horizon');
+SELECT count(*) FROM awa.verify() \g /dev/null
+SELECT is((SELECT e.horizon FROM awa.queue_lanes l, LATERAL awa._newest_emission(l.lane_id) e WHERE l.queue = 'h'), NULL,
+    'verify takes it away');
+SELECT count(*) FROM test.claim('h') \g /dev/null
+SELECT count(*) FROM test.claim('h') \g /dev/null
+SELECT is((awa.claim_status('h')).reason, 'idle', 'and claims settle the gap again');
+
+SELECT * FROM finish();
