@@ -106,7 +106,7 @@ $function$;
 COMMENT ON FUNCTION @extschema@.job(bigint) IS
 'Everything known about one job. State pruned: the id was given out and nothing of the job is visible
 (pruned, purged or rolled back); pruned_at is then the time of the newest prune. Errors: 42704 for an id that was never
-given out or whose insert has not committed, 22023, 25001.';
+given out, 40001 while its insert may still commit, 22023, 25001.';
 
 CREATE OR REPLACE FUNCTION @extschema@.retry_dlq(job_id bigint, opts jsonb DEFAULT '{}')
 RETURNS @extschema@.insert_result

@@ -54,6 +54,8 @@ BEGIN
     VALUES (v_id, p_queue, p_priority, p_shard, format('@extschema@.lane_%s', v_id)::regclass,
             format('@extschema@.lane_%s_hint', v_id)::regclass, clock_timestamp())
     RETURNING l.* INTO v_lane;
+    -- A worker that armed its flag could not see this lane and may think the queue idle: it hears of it at the commit.
+    PERFORM @extschema@._notify_workers(p_queue, '');
     RETURN v_lane;
 END
 $function$;

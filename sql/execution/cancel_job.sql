@@ -67,7 +67,7 @@ SET search_path = pg_catalog, pg_temp
 AS $function$
 DECLARE
     v_done @extschema@.done_entries;
-    v_issued boolean;
+    v_lane integer := @extschema@._lane_of(p_job_id);
 BEGIN
     IF EXISTS (SELECT FROM @extschema@.dlq_entries d WHERE d.job_id = p_job_id) THEN
         RETURN 'dead_lettered';
@@ -79,23 +79,35 @@ BEGIN
     IF v_done.job_id IS NOT NULL THEN
         RETURN v_done.state;
     END IF;
-    IF p_job_id >= @extschema@._lane_base(1) THEN
-        -- A position without a row that no claim has passed may belong to an insert that has not committed yet.
-        v_issued := EXISTS (
-            SELECT FROM @extschema@.queue_lanes l
-            WHERE l.lane_id = @extschema@._lane_of(p_job_id) AND p_job_id <= @extschema@._lane_tail(l.lane_id)
-              AND (NOT @extschema@._is_unclaimed(@extschema@._newest_emission(l.lane_id), p_job_id)
-                   OR @extschema@._lane_is_quiet(l.lane_id)));
-    ELSE
-        v_issued := p_job_id BETWEEN 1 AND (
-            SELECT CASE WHEN s.is_called THEN s.last_value ELSE 0 END FROM @extschema@.job_ids s);
+    IF p_job_id < @extschema@._lane_base(1) THEN
+        RETURN (SELECT 'pruned' FROM @extschema@.job_ids s WHERE s.is_called AND p_job_id BETWEEN 1 AND s.last_value);
+    ELSIF NOT EXISTS (SELECT FROM @extschema@.queue_lanes l WHERE l.lane_id = v_lane)
+          OR p_job_id > @extschema@._lane_tail(v_lane) THEN
+        RETURN NULL;
+    ELSIF @extschema@._is_unclaimed(@extschema@._newest_emission(v_lane), p_job_id)
+          AND NOT @extschema@._lane_is_quiet(v_lane) THEN
+        -- No claim has passed it and it has no row: its insert may still commit.
+        RETURN 'unsettled';
     END IF;
-    RETURN CASE WHEN v_issued THEN 'pruned' END;
+    RETURN 'pruned';
 END
 $function$;
 COMMENT ON FUNCTION @extschema@._ended_state(bigint, integer, bigint) IS
-    'Internal: dead_lettered, completed, failed, cancelled, '
-    'pruned (an id that was given out and left no trace), or NULL.';
+    'Internal: dead_lettered, completed, failed, cancelled, pruned (an id that was given out and left no trace), '
+    'unsettled (its insert may still commit), or NULL.';
+
+CREATE OR REPLACE FUNCTION @extschema@._refuse_unsettled(p_job_id bigint)
+RETURNS void
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+BEGIN
+    PERFORM @extschema@._refuse('40001',
+        format('job %s is not settled: it is on its way, or its insert has not committed', p_job_id), 'Try again.');
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._refuse_unsettled(bigint) IS
+    'Internal: raises 40001 for a job that may appear any moment.';
 
 CREATE OR REPLACE FUNCTION @extschema@._cancel_running(
     p_position bigint, p_slot integer, p_reason text, p_now timestamptz)
@@ -172,7 +184,7 @@ BEGIN
         CASE
         WHEN v_state = 'dead_lettered' THEN
             RETURN v_state;
-        WHEN v_state = 'pruned' THEN
+        WHEN v_state IN ('pruned', 'unsettled') THEN
             -- Also what a job on its way between two places looks like.
             CONTINUE;
         WHEN v_state IS NOT NULL THEN
@@ -187,7 +199,7 @@ BEGIN
     IF v_state = 'pruned' THEN
         RETURN v_state;
     END IF;
-    PERFORM @extschema@._refuse('40001', format('job %s kept moving', p_job_id), 'Try again.');
+    PERFORM @extschema@._refuse_unsettled(p_job_id);
 END
 $function$;
 COMMENT ON FUNCTION @extschema@._cancel_job(bigint, text, timestamptz) IS

@@ -18,22 +18,27 @@ SET jit = off
 AS $function$
 DECLARE
     v_alive text := '';
+    v_rows text;
 BEGIN
     -- With the mutation lock no tombstone can come, and a leaf without blocks has none: that saves two buffers a row.
     IF NOT p_alone OR @extschema@._leaf_in_use('ready_tombstones', p_slot) THEN
         v_alive := format('AND NOT EXISTS (
             SELECT FROM @extschema@.ready_tombstones_%s t WHERE t."position" = e."position")', p_slot);
     END IF;
-    EXECUTE format($query$
-        SELECT array_agg(r."position"), array_agg(r.bytes), bool_and(r.is_plain)
-        FROM (SELECT x.* FROM unnest($1) g, LATERAL (
-                  SELECT e."position", pg_column_size(e.args) AS bytes, e.job_id IS NULL AND e.ext IS NULL AS is_plain
-                  FROM @extschema@.ready_entries_%1$s e
-                  WHERE e."position" >= lower(g) AND e."position" < upper(g)
-                  %2$s
-                  ORDER BY e."position" LIMIT $2) x
-              LIMIT $2) r
-        $query$, p_slot, v_alive) INTO positions, sizes, is_plain USING p_wanted, p_limit;
+    v_rows := format($query$
+        SELECT e."position", pg_column_size(e.args) AS bytes, e.job_id IS NULL AND e.ext IS NULL AS is_plain
+        FROM @extschema@.ready_entries_%s e
+        WHERE e."position" >= lower(g.g) AND e."position" < upper(g.g) %s
+        ORDER BY e."position" LIMIT $2
+        $query$, p_slot, v_alive);
+    IF p_wanted = int8multirange(range_merge(p_wanted)) THEN
+        -- One range, as always beyond the cursor, needs no loop over ranges.
+        v_rows := replace(v_rows, '(g.g)', '($1)');
+    ELSE
+        v_rows := format('SELECT x.* FROM unnest($1) g (g), LATERAL (%s) x LIMIT $2', v_rows);
+    END IF;
+    EXECUTE format('SELECT array_agg(r."position"), array_agg(r.bytes), bool_and(r.is_plain) FROM (%s) r', v_rows)
+        INTO positions, sizes, is_plain USING p_wanted, p_limit;
 END
 $function$;
 COMMENT ON FUNCTION @extschema@._see_leaf(integer, int8multirange, integer, boolean) IS
@@ -221,7 +226,7 @@ SET search_path = pg_catalog, pg_temp
 AS $function$
 DECLARE
     v_next @extschema@.queue_claim_heads := p_emission;
-    v_seen int8multirange := @extschema@._to_set(p_seen.positions);
+    v_seen int8multirange := @extschema@._sorted_to_set(p_seen.positions);
 BEGIN
     v_next.low := p_seen.low;
     IF NOT isempty(p_taken) THEN
@@ -315,7 +320,7 @@ BEGIN
     v_seen := @extschema@._see_rows(v_emission, v_ring, p_limit, v_alone);
     v_limit := @extschema@._count_fitting(v_seen.sizes, p_limit);
     IF v_alone THEN
-        v_taken := @extschema@._to_set(v_seen.positions[:v_limit]);
+        v_taken := @extschema@._sorted_to_set(v_seen.positions[:v_limit]);
     ELSE
         SELECT t.taken, t.dead INTO v_taken, v_dead FROM @extschema@._take_unlocked(v_seen, v_limit) t;
     END IF;
@@ -332,7 +337,7 @@ BEGIN
     -- A late row lies in another leaf than its neighbours, but is handed out in its place.
     RETURN QUERY
     SELECT c.*
-    FROM (SELECT u.leaf, array_agg(u."position") AS positions
+    FROM (SELECT u.leaf, array_agg(u."position" ORDER BY u."position") AS positions
           FROM unnest(v_seen.positions, v_seen.leaves) u ("position", leaf)
           WHERE v_taken @> u."position"
           GROUP BY u.leaf) l,
@@ -363,7 +368,7 @@ BEGIN
         RETURN;
     END IF;
     RETURN QUERY EXECUTE format($query$
-        SELECT array_agg(g."position"), g.seconds, bool_and(g.is_plain)
+        SELECT array_agg(g."position" ORDER BY g."position"), g.seconds, bool_and(g.is_plain)
         FROM (SELECT r."position", r.job_id IS NULL AND r.ext IS NULL AS is_plain,
                      coalesce((r.ext ->> 'deadline_seconds')::numeric, $2) AS seconds,
                      CASE WHEN r.kind = ANY ($3) THEN r."position" END AS separate
@@ -402,7 +407,7 @@ BEGIN
         INSERT INTO @extschema@.lease_claim_batches
             (batch_id, claimed_at, deadline_at, owner, slot, ready_slot, is_plain, positions)
         VALUES (v_batch, p_now, v_deadline, p_owner, v_slot, p_leaf, v_group.is_plain,
-                @extschema@._to_set(v_group.positions));
+                @extschema@._sorted_to_set(v_group.positions));
         -- First attempts of jobs without options need no look into ext; planning that costs more than running it.
         v_values := CASE WHEN v_group.is_plain THEN
             $values$r."position", r.kind, $2, r.args, $3, 1, 25, r.run_at, r.run_at,
@@ -481,6 +486,7 @@ DECLARE
     v_sleep_ms integer := @extschema@._setting('idle_poll_ms');
     v_channel text := CASE WHEN v_meta.notify THEN @extschema@._channel(p_queue) END;
     v_lane record;
+    v_emission @extschema@.queue_claim_heads;
     v_reason text := 'idle';
 BEGIN
     IF v_meta.paused_at IS NOT NULL THEN
@@ -491,13 +497,15 @@ BEGIN
             p_queue, clock_timestamp() + make_interval(secs => v_sleep_ms / 1000.0 + 0.5));
     END IF;
     FOR v_lane IN SELECT w.lane_id, w.tail FROM @extschema@._waiting_lanes(p_queue) w LOOP
-        IF v_lane.tail > (@extschema@._newest_emission(v_lane.lane_id)).cursor THEN
-            -- Positions that no claim has looked at: unless one does so just now.
+        v_emission := @extschema@._newest_emission(v_lane.lane_id);
+        IF v_lane.tail > v_emission.cursor THEN
+            -- Positions that no claim has looked at, unless one does so just now.
             IF pg_try_advisory_xact_lock_shared(@extschema@._lock_key('lane', v_lane.lane_id)) THEN
                 RETURN ROW('ready', v_channel, 0)::@extschema@.claim_status;
             END IF;
             v_reason := 'contended';
-        ELSIF v_reason = 'idle' THEN
+        ELSIF v_reason = 'idle'
+              AND NOT isempty(v_emission.gaps_old + v_emission.gaps_new + v_emission.held) THEN
             v_reason := 'in_flight';
         END IF;
     END LOOP;

@@ -171,6 +171,7 @@ SET search_path = pg_catalog, pg_temp
 AS $function$
 DECLARE
     v_info @extschema@.job_info;
+    v_state text;
 BEGIN
     -- A job that moves between the looks is in neither place; the next round finds it where it went.
     FOR v_round IN 1 .. 5 LOOP
@@ -179,9 +180,11 @@ BEGIN
             RETURN v_info;
         END IF;
     END LOOP;
-    IF @extschema@._ended_state(p_job_id, NULL, NULL) IS NULL THEN
-        PERFORM @extschema@._refuse('42704', format('field "job_id": there is no job %s', p_job_id),
-            'Check the id; an insert shows once it is committed.');
+    v_state := @extschema@._ended_state(p_job_id, NULL, NULL);
+    IF v_state IS NULL THEN
+        PERFORM @extschema@._refuse('42704', format('field "job_id": there is no job %s', p_job_id), 'Check the id.');
+    ELSIF v_state = 'unsettled' THEN
+        PERFORM @extschema@._refuse_unsettled(p_job_id);
     END IF;
     v_info.job_id := p_job_id;
     v_info.state := 'pruned';

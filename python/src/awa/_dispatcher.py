@@ -95,6 +95,8 @@ class Dispatcher:
         # A claim is worth its round trip when no more than this is in hand.
         self._claim_at = concurrency - 1
         self._bell = asyncio.Event()
+        # Pause between looks at positions that producers have not committed yet.
+        self._settling = 0.0
         self._is_stopping = False
         self._claiming: asyncio.Task[None] | None = None
         self._all_done: asyncio.Future[None] | None = None
@@ -216,11 +218,13 @@ class Dispatcher:
             asked = min(free, self._batch)
             try:
                 claimed = await self._claim(asked, wake_others=asked == free)
-                if not claimed and not self._is_stopping:
-                    await self._sleep_until_work()
-                elif claimed < asked:
-                    # A quiet queue: the job's start comes before the next claim is written.
+                if claimed:
+                    self._settling = 0.0
+                if claimed < asked and not self._is_stopping:
+                    # The jobs start before the next call is written. That was all there is:
+                    # asking for the state is cheaper than an empty claim.
                     await asyncio.sleep(0)
+                    await self._sleep_until_work()
             except Exception as error:  # noqa: BLE001 - whatever it is, the worker goes on
                 self.worker.trouble(f'claiming from queue "{self.queue}"', error)
                 await self.worker.pause(backoff.next())
@@ -269,7 +273,6 @@ class Dispatcher:
             self._wake_runner()
 
     async def _sleep_until_work(self) -> None:
-        settling = 0.0
         while not self._is_stopping:
             self._bell.clear()
             reason, channel, retry_after_ms = await self.worker.claim_status(self.queue)
@@ -278,9 +281,10 @@ class Dispatcher:
             wait = retry_after_ms / 1000
             if reason in ("in_flight", "contended"):
                 # Nobody rings for these: look again soon, then less and less often.
-                settling = min(settling * 2 or wait, _SETTLING_MOST)
-                await self._wait_for_bell(settling * (0.75 + random.random() / 2))
+                self._settling = min(self._settling * 2 or wait, _SETTLING_MOST)
+                await self._wait_for_bell(self._settling * (0.75 + random.random() / 2))
                 return
+            self._settling = 0.0
             if channel is not None and self.worker.listener is not None:
                 self.channel = channel
                 if not self.worker.listener.hears(channel):

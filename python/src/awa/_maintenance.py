@@ -28,6 +28,9 @@ STEPS = (
     "prune_claim",
     "prune_queue",
 )
+# These read all receipts, instances or lanes, and nothing waits for them by the second.
+RARE_STEPS = frozenset({"rescue", "expire", "instances", "hints"})
+ROUNDS_PER_RARE_STEP = 2
 
 
 class Maintenance:
@@ -55,16 +58,19 @@ class Maintenance:
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         backoff = Backoff()
+        rounds = 0
         next_round = loop.time() + random.random() * ROUND_SECONDS
         while not self._stopping.is_set():
             try:
                 promoted = await self._step("promote")
                 if loop.time() >= next_round:
                     next_round = loop.time() + ROUND_SECONDS * (0.75 + random.random() / 2)
+                    rounds += 1
                     for step in STEPS:
                         if self._stopping.is_set():
                             return
-                        await self._step(step)
+                        if step not in RARE_STEPS or rounds % ROUNDS_PER_RARE_STEP == 0:
+                            await self._step(step)
                 wait = (
                     0.0 if promoted >= MANY_ROWS else PROMOTE_SECONDS * (0.75 + random.random() / 2)
                 )

@@ -18,7 +18,7 @@ from psycopg_pool import AsyncConnectionPool
 from . import _calls, models
 from ._calls import Call, Options
 from .client import WAIT_FIRST, WAIT_GROWTH, WAIT_MOST, WAIT_PRUNED, row_factory
-from .errors import translated
+from .errors import SerializationFailure, translated
 from .models import Json
 
 T = TypeVar("T")
@@ -370,15 +370,20 @@ class AsyncClient:
         pause = WAIT_FIRST
         pruned = 0
         while True:
-            info = await self.job(job_id, conn=conn)
-            # Also the answer while an insert is not committed, so it must last a moment.
-            pruned = pruned + 1 if info.state == "pruned" else 0
-            if info.is_terminal and pruned in (0, WAIT_PRUNED):
-                return info
+            try:
+                info = await self.job(job_id, conn=conn)
+            except SerializationFailure:
+                state = "not committed"
+            else:
+                state = info.state
+                # Also the answer while the insert of a deferred job is open: it must last a moment.
+                pruned = pruned + 1 if state == "pruned" else 0
+                if info.is_terminal and pruned in (0, WAIT_PRUNED):
+                    return info
             if deadline is not None:
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    raise TimeoutError(f"job {job_id} is still {info.state} after {timeout} s")
+                    raise TimeoutError(f"job {job_id} is still {state} after {timeout} s")
                 pause = min(pause, left)
             await asyncio.sleep(pause)
             pause = min(pause * WAIT_GROWTH, WAIT_MOST)

@@ -449,15 +449,10 @@ class Canceller(Actor):
 
     def cancel(self, job_id: int, pause: tuple[str, int] | None = None) -> None:
         self.touched.add(job_id)
-        self.job_id = job_id
         self.holds_lanes = True
         self.run(
             "SELECT awa.cancel_job(%s)", (job_id,), lambda rows: self.got(job_id, rows[0][0]), pause
         )
-
-    def failed(self, error: psycopg.Error) -> None:
-        if error.sqlstate != "42704" or not self.world.ledger.jobs[self.job_id].may_be_forgotten:
-            super().failed(error)
 
     def got(self, job_id: int, answer: str) -> None:
         ledger = self.world.ledger

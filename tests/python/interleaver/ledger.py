@@ -63,9 +63,9 @@ class Job:
     position: int | None = None  # of the first life, if the job was ready at once
 
     @property
-    def may_be_forgotten(self) -> bool:
-        """Once its slot is pruned, a job that ended before any claim came by is as good as one
-        whose insert was rolled back."""
+    def may_be_unsettled(self) -> bool:
+        """Once its slot is pruned, a job that ended before any claim came by looks like one whose
+        insert may still commit."""
         return self.state == "cancelled" and self.lease == 0
 
     def end(self, wish: str) -> str:

@@ -191,8 +191,8 @@ class World:
         job = self.ledger.jobs[job_id]
         try:
             [(state, lease)] = self.query("SELECT state, run_lease FROM awa.job(%s)", job_id)
-        except psycopg.errors.UndefinedObject as error:
-            if not job.may_be_forgotten:
+        except psycopg.errors.SerializationFailure as error:
+            if not job.may_be_unsettled:
                 raise Broken(f"job {job_id} is {job.state}, but job() answers: {error}") from error
             return
         match job.state:
