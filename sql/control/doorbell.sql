@@ -24,15 +24,17 @@ RETURN coalesce(pg_sequence_last_value(('@extschema@.doorbell_' || (hashtext(p_q
 COMMENT ON FUNCTION @extschema@._someone_sleeps(text) IS 'Internal: whether the flag of a queue lies ahead.';
 
 CREATE OR REPLACE FUNCTION @extschema@._notify_workers(p_queue text, p_payload text)
-RETURNS void
+RETURNS boolean
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$
 BEGIN
-    IF coalesce(current_setting('awa.notify', true), 'on') NOT IN ('off', 'false', '0', 'no')
-       AND (@extschema@._queue_options(p_queue)).notify THEN
-        PERFORM pg_notify(@extschema@._channel(p_queue), p_payload);
+    IF coalesce(current_setting('awa.notify', true), 'on') IN ('off', 'false', '0', 'no')
+       OR NOT (@extschema@._queue_options(p_queue)).notify THEN
+        RETURN false;
     END IF;
+    PERFORM pg_notify(@extschema@._channel(p_queue), p_payload);
+    RETURN true;
 END
 $function$;
 COMMENT ON FUNCTION @extschema@._notify_workers(text, text) IS
@@ -40,18 +42,16 @@ COMMENT ON FUNCTION @extschema@._notify_workers(text, text) IS
 
 -- Called after the lane position was taken: a sleeper arms first and looks at positions second, so one sees the other.
 CREATE OR REPLACE FUNCTION @extschema@._ring_doorbell(p_queue text)
-RETURNS void
+RETURNS boolean
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$
 BEGIN
-    IF @extschema@._someone_sleeps(p_queue) THEN
-        PERFORM @extschema@._notify_workers(p_queue, '');
-    END IF;
+    RETURN @extschema@._someone_sleeps(p_queue) AND @extschema@._notify_workers(p_queue, '');
 END
 $function$;
 COMMENT ON FUNCTION @extschema@._ring_doorbell(text) IS
-    'Internal: notifies the workers of a queue if one of them sleeps.';
+    'Internal: notifies the workers of a queue if one of them sleeps; whether it did.';
 
 CREATE OR REPLACE FUNCTION @extschema@._arm_doorbell(p_queue text, p_until timestamptz)
 RETURNS void

@@ -22,11 +22,14 @@ $$, 'an SQL function without search_path has a body that was parsed at install')
 SELECT is_empty($$ SELECT signature FROM functions WHERE language NOT IN ('sql', 'plpgsql') $$, 'functions are SQL or PL/pgSQL');
 
 SELECT is_empty($$
-    SELECT signature FROM functions WHERE is_definer AND NOT is_public AND name NOT LIKE '\_list\_%'
+    SELECT signature FROM functions
+    WHERE is_definer AND NOT is_public AND name NOT IN (SELECT c.object_name FROM awa._capabilities() c)
 $$, 'only public functions and the readers behind views are SECURITY DEFINER');
 
 SELECT is_empty($$
-    SELECT signature FROM functions WHERE name LIKE '\_list\_%' AND (NOT is_definer OR arguments IS NOT NULL AND signature NOT LIKE '%()')
+    SELECT signature FROM functions
+    WHERE name LIKE '\_list\_%' AND name IN (SELECT c.object_name FROM awa._capabilities() c)
+      AND (NOT is_definer OR arguments IS NOT NULL AND signature NOT LIKE '%()')
 $$, 'the readers behind views are SECURITY DEFINER and take no arguments');
 
 SELECT is_empty($$

@@ -22,7 +22,7 @@ SELECT is(awa._setting('staleness_seconds'), 90::numeric, 'the default is back')
 SELECT is_empty($$ SELECT FROM awa.setting_overrides $$, 'a default costs no row');
 
 SELECT test.refuses($$ SELECT awa.set_setting('stalenes', '1') $$,
-    '42704', 'setting "name" stalenes%', 'an unknown setting is refused');
+    '42704', 'field "name"%stalenes%', 'an unknown setting is refused');
 SELECT test.refuses($$ SELECT awa.set_setting(NULL, '1') $$, '42704', '%NULL%', 'a setting without a name is refused');
 SELECT test.refuses(format('SELECT awa.set_setting(''rescue_rows'', %L)', v.bad), '22023', 'field "value" of setting "rescue_rows"%', format('the value %L is refused', left(v.bad, 20)))
 FROM (VALUES ('0'), ('-1'), ('100001'), ('abc'), (''), ('NaN'), ('Infinity'), ('1e3'), (' 5'), ('5;--'), (repeat('9', 400))) v (bad);

@@ -94,11 +94,13 @@ SELECT awa.insert_job(CASE i WHEN 4 THEN 'poison' ELSE 'k' END, queue => 'bad') 
 SELECT count(*) FROM test.claim('bad', 10, '{}', 9) \g /dev/null
 ALTER TABLE awa.deferred_jobs ADD CONSTRAINT test_check CHECK (kind <> 'poison');
 SET client_min_messages = error;
-SELECT is(test.rescue('150 s', 100), 7::bigint, 'an attempt that cannot be rescued does not hold up the others');
-SELECT results_eq($$ SELECT c.retryable, c.running FROM awa.queue_counts('bad') c $$, $$ VALUES (7::bigint, 1::bigint) $$,
-    'and is not lost');
+SELECT is(test.rescue('150 s', 100), 8::bigint, 'an attempt that cannot be stored does not hold up the others');
+SELECT results_eq($$ SELECT c.retryable, c.running, c.failed FROM awa.queue_counts('bad') c $$,
+    $$ VALUES (7::bigint, 0::bigint, 1::bigint) $$, 'and ends failed');
+SELECT ok(bool_and(j.reason LIKE 'rescue failed: %test_check%'), 'with the reason')
+FROM awa.jobs j WHERE j.kind = 'poison' AND j.state = 'failed';
 ALTER TABLE awa.deferred_jobs DROP CONSTRAINT test_check;
-SELECT is(test.rescue('150 s', 100), 1::bigint, 'it goes when it can');
+SELECT is(test.rescue('150 s', 100), 0::bigint, 'nothing is left to rescue');
 
 SELECT results_eq($$ SELECT t.step, t.outcome, t.rows FROM awa.tick('{"steps": ["rescue"]}') t $$,
     $$ VALUES ('rescue', 'done', 0::bigint) $$, 'tick reports how many it rescued');
