@@ -43,6 +43,7 @@
 \ir maintenance/ring_slots.sql
 \ir maintenance/rotate_ring.sql
 \ir maintenance/prune_ring.sql
+\ir maintenance/evacuate_slot.sql
 \ir maintenance/rescue_attempts.sql
 \ir maintenance/expire.sql
 \ir maintenance/verify.sql

@@ -2,10 +2,36 @@
 -- nothing by themselves; the recheck under ACCESS EXCLUSIVE decides. Locks are taken NOWAIT: a queued
 -- exclusive lock would block every later claim.
 
--- The first lane with a waiting row in a slot. Only lanes that have rows there are
--- looked at, by skipping through the index.
-CREATE OR REPLACE FUNCTION @extschema@._unclaimed_lane(p_slot integer)
-RETURNS integer
+-- Lanes with rows in a slot, found by skipping through the index.
+CREATE OR REPLACE FUNCTION @extschema@._lanes_in_slot(p_slot integer)
+RETURNS SETOF integer
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET jit = off
+AS $function$
+DECLARE
+    v_position bigint := 0;
+BEGIN
+    IF NOT @extschema@._leaf_in_use('ready_entries', p_slot) THEN
+        RETURN;
+    END IF;
+    LOOP
+        EXECUTE format('SELECT r."position" FROM @extschema@.ready_entries_%s r
+                        WHERE r."position" > $1 ORDER BY r."position" LIMIT 1', p_slot)
+            INTO v_position USING v_position;
+        EXIT WHEN v_position IS NULL;
+        RETURN NEXT @extschema@._lane_of(v_position);
+        v_position := @extschema@._lane_base(@extschema@._lane_of(v_position) + 1);
+    END LOOP;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._lanes_in_slot(integer) IS 'Internal: lanes that have rows in a slot.';
+
+-- Waiting rows of a lane in a slot, counted up to p_most.
+CREATE OR REPLACE FUNCTION @extschema@._count_waiting(p_slot integer, p_lane integer, p_most bigint)
+RETURNS bigint
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
@@ -15,32 +41,36 @@ SET enable_mergejoin = off
 SET jit = off
 AS $function$
 DECLARE
-    v_position bigint := 0;
-    v_lane integer;
-    v_waits boolean;
+    v_count bigint;
 BEGIN
-    IF NOT @extschema@._leaf_in_use('ready_entries', p_slot) THEN
-        RETURN NULL;
-    END IF;
-    LOOP
-        EXECUTE format('SELECT r."position" FROM @extschema@.ready_entries_%s r
-                        WHERE r."position" > $1
-                        ORDER BY r."position" LIMIT 1', p_slot)
-            INTO v_position USING v_position;
-        EXIT WHEN v_position IS NULL;
-        v_lane := @extschema@._lane_of(v_position);
-        EXECUTE format($query$
-            SELECT EXISTS (
-                SELECT FROM unnest($1) g, LATERAL (
-                    SELECT r."position" FROM @extschema@.ready_entries_%1$s r
-                    WHERE r."position" >= lower(g) AND r."position" < upper(g)
-                      AND NOT EXISTS (SELECT FROM @extschema@.ready_tombstones_%1$s t WHERE t."position" = r."position")
-                    ORDER BY r."position" LIMIT 1) x)
-            $query$, p_slot) INTO v_waits USING @extschema@._unclaimed_set(@extschema@._newest_emission(v_lane));
-        IF v_waits THEN
+    EXECUTE format($query$
+        SELECT count(*) FROM (
+            SELECT FROM unnest($1) g, LATERAL (
+                SELECT r."position" FROM @extschema@.ready_entries_%1$s r
+                WHERE r."position" >= lower(g) AND r."position" < upper(g)
+                  AND NOT EXISTS (SELECT FROM @extschema@.ready_tombstones_%1$s t WHERE t."position" = r."position")
+                ORDER BY r."position" LIMIT $2) x
+            LIMIT $2) w
+        $query$, p_slot) INTO v_count
+        USING @extschema@._unclaimed_set(@extschema@._newest_emission(p_lane)), p_most;
+    RETURN v_count;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._count_waiting(integer, integer, bigint) IS
+    'Internal: waiting jobs of a lane in a slot, up to a bound.';
+
+CREATE OR REPLACE FUNCTION @extschema@._unclaimed_lane(p_slot integer)
+RETURNS integer
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_lane integer;
+BEGIN
+    FOR v_lane IN SELECT l FROM @extschema@._lanes_in_slot(p_slot) l LOOP
+        IF @extschema@._count_waiting(p_slot, v_lane, 1) > 0 THEN
             RETURN v_lane;
         END IF;
-        v_position := @extschema@._lane_base(v_lane + 1);
     END LOOP;
     RETURN NULL;
 END

@@ -5,7 +5,7 @@
 CREATE OR REPLACE FUNCTION @extschema@._tick_steps()
 RETURNS text[]
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN '{publish_queue,publish_claim,plan_queue,plan_claim,promote,rescue,expire,instances,hints,'
+RETURN '{publish_queue,publish_claim,plan_queue,plan_claim,promote,rescue,expire,instances,hints,evacuate,'
     'prune_claim,prune_queue}'::text[];
 COMMENT ON FUNCTION @extschema@._tick_steps() IS
     'Internal: steps of tick, in order. Publish comes first: it needs a transaction that wrote nothing.';
@@ -33,6 +33,9 @@ BEGIN
     WHEN 'expire' THEN "rows" := @extschema@._expire_dead_letters(coalesce(p_rows, 1000), p_now);
     WHEN 'instances' THEN "rows" := @extschema@._forget_instances(p_now);
     WHEN 'hints' THEN "rows" := @extschema@._audit_hints();
+    WHEN 'evacuate' THEN
+        SELECT e.outcome, e.moved, e.detail INTO outcome, "rows", detail
+        FROM @extschema@._evacuate(coalesce(p_rows, @extschema@._setting('evacuate_rows')::integer)) e;
     WHEN 'prune_claim' THEN
         SELECT p.outcome, p.detail INTO outcome, detail FROM @extschema@._prune_ring('claim', p_now) p;
     WHEN 'prune_queue' THEN
@@ -69,7 +72,7 @@ BEGIN
         ELSIF v_leaves_locked AND v_step LIKE 'prune_%' THEN
             v_report.outcome := 'skipped_pruned';
         ELSIF extract(epoch FROM v_start - v_began) * 1000 < p_milliseconds THEN
-            IF NOT pg_try_advisory_xact_lock(@extschema@._lock_key('step', array_position(v_all, v_step))) THEN
+            IF NOT pg_try_advisory_xact_lock(@extschema@._lock_key('step/' || v_step, 0)) THEN
                 v_report.outcome := 'contended';
             ELSE
                 BEGIN
@@ -83,7 +86,9 @@ BEGIN
                 END;
             END IF;
             v_leaves_locked := v_leaves_locked
-                OR (v_step LIKE 'prune_%' AND v_report.outcome IN ('pruned', 'locked', 'in_use'));
+                OR (v_step LIKE 'prune_%' AND v_report.outcome IN ('pruned', 'locked', 'in_use'))
+                -- TRUNCATE is not MVCC: a dump that begins between copy and truncate must see one of them.
+                OR v_report.outcome = 'moved';
             IF v_report.outcome = 'published' THEN
                 v_published := v_published || replace(v_step, 'publish', 'plan') || ' ';
             END IF;

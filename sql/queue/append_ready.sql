@@ -151,3 +151,20 @@ END
 $function$;
 COMMENT ON FUNCTION @extschema@._append_ready(@extschema@._job[], boolean) IS
     'Internal: appends jobs to their lanes; those whose lane cannot be had are left out.';
+
+-- Waiting rows of one slot go to another under their positions; the old ones are dead from then on.
+CREATE OR REPLACE FUNCTION @extschema@._move_ready(
+    p_rows @extschema@.ready_entries[], p_from integer, p_to integer)
+RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+BEGIN
+    INSERT INTO @extschema@.ready_entries ("position", run_at, job_id, slot, kind, args, ext)
+    SELECT r."position", r.run_at, r.job_id, p_to, r.kind, r.args, r.ext FROM unnest(p_rows) r;
+    INSERT INTO @extschema@.ready_tombstones ("position", slot)
+    SELECT r."position", p_from FROM unnest(p_rows) r;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._move_ready(@extschema@.ready_entries[], integer, integer) IS
+    'Internal: copies waiting rows to a slot and marks the old ones dead.';

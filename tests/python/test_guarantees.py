@@ -527,7 +527,7 @@ def test_g5_a_pinned_snapshot_meets_no_dead_tuple_on_the_hot_path(
 
 STEPS = (
     *("publish_queue", "publish_claim", "plan_queue", "plan_claim", "promote", "rescue"),
-    *("expire", "instances", "hints", "prune_claim", "prune_queue"),
+    *("expire", "instances", "hints", "evacuate", "prune_claim", "prune_queue"),
 )
 
 

@@ -25,6 +25,7 @@ STEPS = (
     "expire",
     "instances",
     "hints",
+    "evacuate",
     "prune_claim",
     "prune_queue",
 )

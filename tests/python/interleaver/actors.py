@@ -485,8 +485,9 @@ class Maintainer(Actor):
         "promote": ("insert", "row"),
         "rescue": ("rescue",),
         "hints": ("newest",),
+        "evacuate": ("evacuate", "newest"),
     }
-    often = ("plan_queue", "publish_queue", "prune_queue", "prune_queue", "promote")
+    often = ("plan_queue", "publish_queue", "prune_queue", "prune_queue", "evacuate", "promote")
 
     def reset(self) -> None:
         super().reset()
@@ -505,7 +506,7 @@ class Maintainer(Actor):
         self.tick(steps, self.maybe_pause(0.3, *points) if points else None)
 
     def tick(self, steps: list[str], pause: tuple[str, int] | None = None) -> None:
-        self.holds_lanes = self.holds_lanes or "hints" in steps
+        self.holds_lanes = self.holds_lanes or "hints" in steps or "evacuate" in steps
         self.run(
             "SELECT step, outcome, detail ->> 'sqlstate', detail ->> 'message'"
             " FROM awa.tick(jsonb_build_object('steps', %s::text[], 'milliseconds', 600000))",

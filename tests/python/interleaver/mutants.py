@@ -112,4 +112,21 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
             "    RETURN 'planned';",
         ),
     ),
+    # ---- evacuation
+    "evacuation without the lane's locks": (
+        Edit(
+            "_evacuate",
+            "CONTINUE WHEN NOT pg_try_advisory_xact_lock(@extschema@._lock_key('lane', v_lane))\n"
+            "                OR NOT pg_try_advisory_xact_lock("
+            "@extschema@._lock_key('mutation', v_lane));",
+            "",
+        ),
+    ),
+    "evacuation leaves the old row alive": (
+        Edit(
+            "_move_ready",
+            'SELECT r."position", p_from FROM unnest(p_rows) r',
+            "SELECT 0, p_from WHERE false",
+        ),
+    ),
 }

@@ -1,0 +1,54 @@
+-- Evacuation: what waits in an old slot does not keep the ring from turning.
+\ir ../support.psql
+SELECT * FROM no_plan();
+
+SELECT awa.set_setting('queue_rotate_seconds', '0.05'), awa.set_setting('queue_rotate_bytes', '8192'),
+       awa.set_setting('terminal_retention_seconds', '0') \g /dev/null
+
+CREATE PROCEDURE test.turn(p_times integer) LANGUAGE plpgsql AS $$
+BEGIN
+    FOR i IN 1 .. p_times LOOP
+        PERFORM awa.insert_job('busy', queue => 'busy');
+        PERFORM pg_sleep(0.06);
+        COMMIT;
+        PERFORM awa.tick('{"steps": ["plan_queue"]}');
+        COMMIT;
+        PERFORM awa.tick('{"steps": ["publish_queue"]}');
+        COMMIT;
+        PERFORM awa.complete_jobs(test.worker(1), c.claim_slot, c.batch_id, ARRAY[c.position]) FROM test.claim('busy') c;
+        COMMIT;
+    END LOOP;
+END $$;
+CREATE FUNCTION test.report(p_step text) RETURNS awa.tick_report LANGUAGE sql AS
+    $$ SELECT t.* FROM awa.tick(jsonb_build_object('steps', jsonb_build_array(p_step))) t $$;
+
+SELECT awa.pause_queue('held'), awa.insert_many('k', array_fill('{"a": 1}'::jsonb, ARRAY[20]), 'held') \g /dev/null
+SELECT awa.cancel_job(min(j.job_id)) FROM awa.jobs j WHERE j.queue = 'held' \g /dev/null
+SELECT is((test.report('evacuate')).outcome, 'nothing', 'with room in the ring nothing moves');
+SELECT (awa._find_ready(min(j.job_id))).slot AS home, min(j.job_id) AS first FROM awa.jobs j
+WHERE j.queue = 'held' AND j.state = 'available' \gset
+
+CALL test.turn(13);
+SELECT is((SELECT r.blocked_by FROM awa.ring_status() r WHERE r.ring = 'queue' AND r.slot = :home), 'unclaimed',
+    'a paused queue keeps its slot');
+SELECT awa.set_setting('evacuate_max_rows', '5') \g /dev/null
+SELECT is((test.report('evacuate')).outcome, 'too_many', 'a slot with many waiting jobs is left alone');
+SELECT awa.set_setting('evacuate_max_rows', NULL), awa.set_setting('evacuate_rows', '7') \g /dev/null
+SELECT results_eq($$ SELECT t.outcome, t.rows FROM test.report('evacuate') t $$, $$ VALUES ('moved', 7::bigint) $$,
+    'waiting jobs move, so many a step');
+SELECT is((SELECT array_agg(t.outcome) FROM awa.tick('{"steps": ["evacuate", "prune_queue"]}') t),
+    '{moved,skipped_pruned}', 'copy and truncate are two transactions');
+SELECT results_eq($$ SELECT t.outcome, t.rows FROM test.report('evacuate') t $$, $$ VALUES ('moved', 5::bigint) $$,
+    'until none is left; the cancelled one stays behind');
+SELECT isnt((SELECT f.slot FROM awa._find_ready(:first) f WHERE NOT f.is_dead), :home, 'a moved job lies elsewhere');
+SELECT results_eq($$ SELECT c.available, c.cancelled FROM awa.queue_counts('held') c $$,
+    $$ VALUES (19::bigint, 1::bigint) $$, 'and is counted once');
+SELECT is((awa.job(:first)).state, 'available', 'under its id');
+SELECT is((test.report('prune_queue')).outcome, 'pruned', 'its old slot is emptied');
+SELECT is(awa.cancel_job(:first), 'cancelled', 'a moved job can be cancelled');
+SELECT awa.resume_queue('held') \g /dev/null
+SELECT is((SELECT array_agg(c.job_id - :first) FROM test.claim('held', 100) c), ARRAY(SELECT g::bigint FROM generate_series(1, 18) g),
+    'moved jobs are claimed once, in their order');
+SELECT is((awa.queue_counts('held')).available, 0::bigint, 'and nothing is left');
+
+SELECT * FROM finish();
