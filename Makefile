@@ -82,12 +82,12 @@ test-matrix: build setup ## everything, on every supported PostgreSQL, two at a 
 
 # ---- demo and benchmarks: set-up talks on stderr, so that stdout holds results alone
 
-demo: ## checksum a directory tree through the queue on an embedded PostgreSQL (DEMO_ARGS=...)
-	@$(MAKE) --no-print-directory build setup >&2
+demo: ## checksum a directory tree through the queue on an embedded PostgreSQL (DEMO_ARGS=DIRECTORY)
+	@$(MAKE) --no-print-directory -s build setup >&2
 	@$(BIN)/python examples/demo/run.py $(DEMO_ARGS)
 
 bench-%: ## a benchmark, one JSON object per figure: bench-wal bench-drain bench-latency (BENCH_ARGS=...)
-	@$(MAKE) --no-print-directory build setup >&2
+	@$(MAKE) --no-print-directory -s build setup >&2
 	@$(BIN)/python -m bench.$* $(BENCH_ARGS)
 
 clean: ## remove all that make made, server trees included

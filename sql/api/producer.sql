@@ -223,7 +223,8 @@ BEGIN
     IF coalesce(p_value, 'null') = 'null' THEN
         RETURN NULL;
     END IF;
-    IF p_value #>> '{}' !~ '^\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d{1,9})?)?(Z|[+-]\d\d(:?\d\d)?)$' THEN
+    IF p_value #>> '{}' !~ '^[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}(:[0-9]{2}([.][0-9]{1,9})?)?'
+        '(Z|[+-][0-9]{2}(:?[0-9]{2})?)$' THEN
         PERFORM @extschema@._refuse('22023', format('field "run_at" cannot be %s', left(p_value::text, 100)),
             'Give an ISO 8601 time with its offset, such as 2030-01-31T12:00:00Z.');
     END IF;

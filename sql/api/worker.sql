@@ -84,7 +84,7 @@ BEGIN
            OR EXISTS (
                SELECT FROM jsonb_array_elements_text(
                    CASE jsonb_typeof(h -> 'positions') WHEN 'array' THEN h -> 'positions' ELSE '[]' END) p
-               WHERE CASE WHEN p ~ '^\d{1,19}$' THEN p::numeric > 9223372036854775807 ELSE true END)) THEN
+               WHERE CASE WHEN p ~ '^[0-9]{1,19}$' THEN p::numeric > 9223372036854775807 ELSE true END)) THEN
         PERFORM @extschema@._refuse('22023',
             'field "holds" must be an array of {"claim_slot", "batch_id", "positions": [...]}',
             'Pass the tokens that claims returned, or NULL.');

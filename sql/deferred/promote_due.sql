@@ -1,4 +1,5 @@
--- Moves due jobs into the ready ring, oldest first. Rows that others change are skipped; they are theirs.
+-- Moves due jobs into the ready ring, oldest first. Rows that others change are skipped; they are theirs. They go in
+-- portions, because a portion is held in memory, and what does not fit into a second waits for the next round.
 CREATE OR REPLACE FUNCTION @extschema@._promote_due(p_limit integer, p_now timestamptz)
 RETURNS bigint
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
@@ -7,24 +8,35 @@ SET enable_seqscan = off
 SET enable_bitmapscan = off
 AS $function$
 DECLARE
+    c_portion constant bigint := 16777216;
+    v_row record;
     v_ids bigint[];
+    v_bytes bigint;
     v_held text[] := '{}'::text[];
     v_left text[];
     v_moved bigint := 0;
 BEGIN
     LOOP
-        v_ids := ARRAY(
-            SELECT d.job_id
+        v_ids := '{}'::bigint[];
+        v_bytes := 0;
+        FOR v_row IN
+            SELECT d.job_id, CASE WHEN pg_column_compression(d.args) IS NULL THEN pg_column_size(d.args)
+                                  ELSE octet_length(d.args::text) END AS bytes
             FROM @extschema@.deferred_jobs d
             WHERE d.run_at <= p_now AND d.queue <> ALL (v_held)
             ORDER BY d.run_at, d.job_id
             LIMIT p_limit - v_moved
-            FOR UPDATE SKIP LOCKED);
+            FOR UPDATE SKIP LOCKED
+        LOOP
+            v_ids := v_ids || v_row.job_id;
+            v_bytes := v_bytes + v_row.bytes;
+            EXIT WHEN v_bytes > c_portion;
+        END LOOP;
         EXIT WHEN cardinality(v_ids) = 0;
         v_moved := v_moved + @extschema@._promote(v_ids, p_now);
         -- What is still there belongs to strict_fifo lanes that producers hold: the others must not wait behind it.
         v_left := ARRAY(SELECT DISTINCT d.queue FROM @extschema@.deferred_jobs d WHERE d.job_id = ANY (v_ids));
-        EXIT WHEN v_left = '{}';
+        EXIT WHEN v_left = '{}' AND (v_bytes <= c_portion OR clock_timestamp() > p_now + interval '1 second');
         v_held := v_held || v_left;
     END LOOP;
     RETURN v_moved;

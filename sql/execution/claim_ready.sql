@@ -487,6 +487,7 @@ DECLARE
     v_channel text := CASE WHEN v_meta.notify THEN @extschema@._channel(p_queue) END;
     v_lane record;
     v_emission @extschema@.queue_claim_heads;
+    v_is_free boolean;
     v_reason text := 'idle';
 BEGIN
     IF v_meta.paused_at IS NOT NULL THEN
@@ -500,7 +501,14 @@ BEGIN
         v_emission := @extschema@._newest_emission(v_lane.lane_id);
         IF v_lane.tail > v_emission.cursor THEN
             -- Positions that no claim has looked at, unless one does so just now.
-            IF pg_try_advisory_xact_lock_shared(@extschema@._lock_key('lane', v_lane.lane_id)) THEN
+            -- The block ends by an exception, so that the lock vanishes and the caller's transaction stops no claim.
+            BEGIN
+                v_is_free := pg_try_advisory_xact_lock_shared(@extschema@._lock_key('lane', v_lane.lane_id));
+                RAISE EXCEPTION USING ERRCODE = 'JQ000';
+            EXCEPTION WHEN SQLSTATE 'JQ000' THEN
+                NULL;
+            END;
+            IF v_is_free THEN
                 RETURN ROW('ready', v_channel, 0)::@extschema@.claim_status;
             END IF;
             v_reason := 'contended';

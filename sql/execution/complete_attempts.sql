@@ -59,7 +59,8 @@ BEGIN
                 ELSE 'stale' END,
            NULL::text
     FROM unnest(p_positions) WITH ORDINALITY p (pos, o)
-    LEFT JOIN @extschema@._read_ready(p_ready_slot, CASE WHEN p_is_plain THEN '{}' ELSE p_positions END) r
+    LEFT JOIN @extschema@._read_ready(p_ready_slot, CASE WHEN p_is_plain THEN '{}'
+        ELSE ARRAY(SELECT DISTINCT d FROM unnest(p_positions) d) END) r
         ON r."position" = p.pos
     ORDER BY p.o;
 END
@@ -81,12 +82,14 @@ DECLARE
     c_repeat constant text := 'Repeat the transaction in a fresh snapshot.';
     v_batch record;
     v_job @extschema@._job;
-    v_one int8multirange := int8multirange(int8range(p_position, p_position, '[]'));
-    v_fresh boolean := @extschema@._is_read_committed();
+    v_one int8multirange;
 BEGIN
     PERFORM pg_advisory_xact_lock(@extschema@._lock_key('batch', p_batch));
     v_batch := @extschema@._read_batch(p_slot, p_batch);
-    IF v_batch.positions IS NULL AND NOT v_fresh THEN
+    -- A claim that this snapshot can see, by its emission, and whose batch is gone: the attempt has ended for good.
+    IF v_batch.positions IS NULL AND NOT @extschema@._is_read_committed()
+       AND @extschema@._is_unclaimed(
+           @extschema@._emission_in_snapshot(@extschema@._lane_of(p_position)), p_position) THEN
         PERFORM @extschema@._refuse('40001', format('this snapshot cannot see the claim of job %s', p_job_id),
             c_repeat);
     END IF;
@@ -99,6 +102,7 @@ BEGIN
             format('attempt with lease %s of job %s is no longer current', p_run_lease, p_job_id),
             'Drop this result and roll back; another attempt owns the job, or it has ended.');
     END IF;
+    v_one := int8multirange(int8range(p_position, p_position, '[]'));
     BEGIN
         PERFORM @extschema@._append_closure(p_slot, p_batch, v_batch.next_no, 'completed', v_one, NULL, p_now);
     EXCEPTION WHEN unique_violation THEN

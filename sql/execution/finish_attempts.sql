@@ -5,7 +5,7 @@
 CREATE OR REPLACE FUNCTION @extschema@._json_bigint(p_item jsonb, p_key text)
 RETURNS bigint
 LANGUAGE sql IMMUTABLE PARALLEL SAFE STRICT
-RETURN CASE WHEN p_item ->> p_key ~ '^\d{1,19}$'
+RETURN CASE WHEN p_item ->> p_key ~ '^[0-9]{1,19}$'
             THEN CASE WHEN (p_item ->> p_key)::numeric <= 9223372036854775807 THEN (p_item ->> p_key)::bigint END END;
 COMMENT ON FUNCTION @extschema@._json_bigint(jsonb, text) IS 'Internal: a non-negative integer from a JSON object.';
 
@@ -52,7 +52,7 @@ BEGIN
            OR (p_item ->> 'delay_seconds')::numeric NOT BETWEEN 0 AND 31536000 THEN
             v_item.fault := 'field "delay_seconds" must be a number from 0 to 31536000';
         ELSE
-            v_item.delay_seconds := (p_item ->> 'delay_seconds')::numeric;
+            v_item.delay_seconds := round((p_item ->> 'delay_seconds')::numeric, 9);
         END IF;
     ELSIF v_item.outcome = 'snoozed' THEN
         v_item.fault := 'a snooze needs "delay_seconds"';
@@ -87,7 +87,6 @@ BEGIN
         RETURN;
     END IF;
     FOREACH v_item IN ARRAY p_items LOOP
-        v_one := int8multirange(int8range(v_item."position", v_item."position", '[]'));
         SELECT r.job AS job INTO v_body FROM @extschema@._read_ready(v_batch.ready_slot, ARRAY[v_item."position"]) r;
         IF NOT v_batch.positions @> v_item."position" OR (v_body.job).job_id IS DISTINCT FROM v_item.job_id
            OR (v_body.job).run_lease + 1 IS DISTINCT FROM v_item.run_lease THEN
@@ -99,6 +98,7 @@ BEGIN
                      ELSE @extschema@._repeat_answer(p_slot, p_batch, v_item) END, NULL)::@extschema@._finish_answer;
             CONTINUE;
         END IF;
+        v_one := int8multirange(int8range(v_item."position", v_item."position", '[]'));
         v_batch.closed := v_batch.closed + v_one;
         IF v_item.outcome = 'completed'
            AND (v_item.result IS NULL OR ((v_body.job).ext -> 'keep_result') IS DISTINCT FROM 'true') THEN

@@ -1,5 +1,6 @@
 -- A position is lane_id * 2^42 + n, and sets of positions are multiranges. Not STRICT where that would keep the
 -- planner from inlining: a call costs ten times the expression.
+-- The largest bigint would overflow as the end of a range; like its neighbour, which stands for it, it is no position.
 
 CREATE OR REPLACE FUNCTION @extschema@._lane_base(p_lane integer)
 RETURNS bigint
@@ -28,7 +29,8 @@ COMMENT ON FUNCTION @extschema@._cardinality(int8multirange) IS 'Internal: numbe
 CREATE OR REPLACE FUNCTION @extschema@._to_set(p_positions bigint[])
 RETURNS int8multirange
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN (SELECT coalesce(range_agg(int8range(p, p, '[]')), '{}') FROM unnest(p_positions) p WHERE p IS NOT NULL);
+RETURN (SELECT coalesce(range_agg(int8range(p, p, '[]')), '{}')
+        FROM (SELECT least(u, 9223372036854775806) FROM unnest(p_positions) u WHERE u IS NOT NULL) x (p));
 COMMENT ON FUNCTION @extschema@._to_set(bigint[]) IS 'Internal: a list of positions as a set.';
 
 -- Ascending and distinct positions are one range when their ends lie as far apart as their number says.

@@ -87,7 +87,7 @@ BEGIN
         DELETE FROM @extschema@.setting_overrides o WHERE o.name = p_name;
         RETURN;
     END IF;
-    IF p_value !~ '^\d{1,15}(\.\d{1,6})?$'
+    IF p_value !~ '^[0-9]{1,15}([.][0-9]{1,6})?$'
        OR p_value::numeric NOT BETWEEN v_definition.minimum AND v_definition.maximum
        OR (v_definition.unit = 'boolean' AND p_value NOT IN ('0', '1')) THEN
         RAISE EXCEPTION USING ERRCODE = '22023',

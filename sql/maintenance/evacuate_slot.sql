@@ -16,23 +16,23 @@ SET jit = off
 AS $function$
 DECLARE
     v_target integer;
-    v_rows @extschema@.ready_entries[];
+    v_positions bigint[];
 BEGIN
     PERFORM pg_current_xact_id();
     v_target := @extschema@._ring_cursor('queue') % 64;
     -- pause point: evacuate
     EXECUTE format($query$
-        SELECT array_agg(x.r) FROM (
-            SELECT r FROM unnest($1) g, LATERAL (
-                SELECT e.* FROM @extschema@.ready_entries_%1$s e
+        SELECT array_agg(x."position") FROM (
+            SELECT r."position" FROM unnest($1) g, LATERAL (
+                SELECT e."position" FROM @extschema@.ready_entries_%1$s e
                 WHERE e."position" >= lower(g) AND e."position" < upper(g)
                   AND NOT EXISTS (SELECT FROM @extschema@.ready_tombstones_%1$s t WHERE t."position" = e."position")
                 ORDER BY e."position" LIMIT $2) r
             LIMIT $2) x
-        $query$, p_slot) INTO v_rows
+        $query$, p_slot) INTO v_positions
         USING @extschema@._unclaimed_set(@extschema@._newest_emission(p_lane)), p_limit;
-    PERFORM @extschema@._move_ready(v_rows, p_slot, v_target);
-    RETURN coalesce(cardinality(v_rows), 0);
+    PERFORM @extschema@._move_ready(v_positions, p_slot, v_target);
+    RETURN coalesce(cardinality(v_positions), 0);
 END
 $function$;
 COMMENT ON FUNCTION @extschema@._evacuate_lane(integer, integer, bigint) IS

@@ -33,6 +33,11 @@ DECLARE
     v_newest record;
     v_changed bigint := 0;
 BEGIN
+    -- A cursor must not move to a ledger row of this transaction: a rollback takes the row back, not the cursor.
+    IF pg_current_xact_id_if_assigned() IS NOT NULL THEN
+        PERFORM @extschema@._refuse('55000', 'verify() needs a transaction that has not written anything',
+            'Call it in a transaction of its own.');
+    END IF;
     FOREACH v_ring IN ARRAY '{queue,claim}'::text[] LOOP
         PERFORM pg_advisory_xact_lock(@extschema@._lock_key(v_ring || '_ring', 0));
         SELECT s.slot, s.generation INTO v_newest
@@ -49,6 +54,18 @@ END
 $function$;
 COMMENT ON FUNCTION @extschema@._verify_rings() IS 'Internal: sets ring cursors to their newest ledger row.';
 
+-- Highest position of a lane that a row or its cursor shows.
+CREATE OR REPLACE FUNCTION @extschema@._highest_position(p_lane integer)
+RETURNS bigint
+LANGUAGE sql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+    SELECT greatest(max(r."position"), (@extschema@._newest_emission(p_lane)).cursor)
+    FROM @extschema@.ready_entries r
+    WHERE r."position" > @extschema@._lane_base(p_lane) AND r."position" < @extschema@._lane_base(p_lane + 1)
+$function$;
+COMMENT ON FUNCTION @extschema@._highest_position(integer) IS 'Internal: highest position of a lane that is in use.';
+
 CREATE OR REPLACE FUNCTION @extschema@._verify_lanes()
 RETURNS bigint
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
@@ -57,7 +74,6 @@ AS $function$
 DECLARE
     v_lane @extschema@.queue_lanes;
     v_emission @extschema@.queue_claim_heads;
-    v_seen bigint;
     v_changed bigint := 0;
 BEGIN
     IF EXISTS (
@@ -68,18 +84,20 @@ BEGIN
     END IF;
     FOR v_lane IN SELECT l.* FROM @extschema@.queue_lanes l ORDER BY l.lane_id LOOP
         PERFORM pg_advisory_xact_lock(@extschema@._lock_key('lane', v_lane.lane_id));
-        -- Same-owner ALTER also keeps producers out of the sequence until
-        -- commit; pg_dump does not write the dependency.
-        EXECUTE format('ALTER SEQUENCE %s OWNED BY @extschema@.queue_lanes.lane_id', v_lane.position_seq);
-        EXECUTE format('ALTER SEQUENCE %s OWNED BY @extschema@.queue_lanes.lane_id', v_lane.hint_seq);
-        v_emission := @extschema@._newest_emission(v_lane.lane_id);
-        SELECT max(r."position") INTO v_seen
-        FROM @extschema@.ready_entries r
-        WHERE r."position" > @extschema@._lane_base(v_lane.lane_id)
-          AND r."position" < @extschema@._lane_base(v_lane.lane_id + 1);
-        v_changed := v_changed
-            + @extschema@._raise_sequence(v_lane.position_seq, greatest(v_seen, v_emission.cursor))::integer;
+        -- pg_dump does not write the dependency. ALTER also keeps producers out of the sequence until commit, and waits
+        -- for them, so a lane that is sound goes without.
+        IF 2 <> (SELECT count(*) FROM pg_depend d
+                 WHERE d.classid = 'pg_class'::regclass AND d.objid IN (v_lane.position_seq, v_lane.hint_seq)
+                   AND d.refclassid = 'pg_class'::regclass
+                   AND d.refobjid = '@extschema@.queue_lanes'::regclass AND d.deptype = 'a')
+           OR @extschema@._highest_position(v_lane.lane_id) > @extschema@._lane_tail(v_lane.lane_id) THEN
+            EXECUTE format('ALTER SEQUENCE %s OWNED BY @extschema@.queue_lanes.lane_id', v_lane.position_seq);
+            EXECUTE format('ALTER SEQUENCE %s OWNED BY @extschema@.queue_lanes.lane_id', v_lane.hint_seq);
+            v_changed := v_changed + @extschema@._raise_sequence(
+                v_lane.position_seq, @extschema@._highest_position(v_lane.lane_id))::integer;
+        END IF;
         PERFORM setval(v_lane.hint_seq, 0, false);
+        v_emission := @extschema@._newest_emission(v_lane.lane_id);
         IF v_emission.horizon IS NOT NULL THEN
             v_emission.horizon := NULL;
             v_emission.claim_no := v_emission.claim_no + 1;

@@ -154,17 +154,23 @@ COMMENT ON FUNCTION @extschema@._append_ready(@extschema@._job[], boolean) IS
 
 -- Waiting rows of one slot go to another under their positions; the old ones are dead from then on.
 CREATE OR REPLACE FUNCTION @extschema@._move_ready(
-    p_rows @extschema@.ready_entries[], p_from integer, p_to integer)
+    p_positions bigint[], p_from integer, p_to integer)
 RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET jit = off
 AS $function$
 BEGIN
-    INSERT INTO @extschema@.ready_entries ("position", run_at, job_id, slot, kind, args, ext)
-    SELECT r."position", r.run_at, r.job_id, p_to, r.kind, r.args, r.ext FROM unnest(p_rows) r;
+    -- From table to table: the bodies of a few thousand jobs may not fit into memory.
+    EXECUTE format('INSERT INTO @extschema@.ready_entries ("position", run_at, job_id, slot, kind, args, ext)
+                    SELECT r."position", r.run_at, r.job_id, $2, r.kind, r.args, r.ext
+                    FROM @extschema@.ready_entries_%s r WHERE r."position" = ANY ($1)', p_from)
+        USING p_positions, p_to;
     INSERT INTO @extschema@.ready_tombstones ("position", slot)
-    SELECT r."position", p_from FROM unnest(p_rows) r;
+    SELECT p, p_from FROM unnest(p_positions) p;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._move_ready(@extschema@.ready_entries[], integer, integer) IS
+COMMENT ON FUNCTION @extschema@._move_ready(bigint[], integer, integer) IS
     'Internal: copies waiting rows to a slot and marks the old ones dead.';

@@ -41,6 +41,8 @@ DECLARE
 BEGIN
     IF p_role IS NULL THEN
         PERFORM @extschema@._refuse('22023', 'field "role" must not be NULL', 'Name an existing role.');
+    ELSIF NOT EXISTS (SELECT FROM pg_roles r WHERE r.oid = p_role) THEN
+        PERFORM @extschema@._refuse('42704', 'field "role" names no role', 'Name an existing role.');
     END IF;
     EXECUTE format('GRANT USAGE ON SCHEMA @extschema@ TO %s', p_role);
     FOR v_object IN SELECT c.* FROM @extschema@._capabilities() c WHERE c.capability = p_capability LOOP
@@ -62,7 +64,7 @@ LANGUAGE sql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$ SELECT @extschema@._grant('producer', role) $function$;
 COMMENT ON FUNCTION @extschema@.grant_producer(regrole) IS
-    'Lets a role enqueue. Owner or superuser only. Errors: 22023, 42501.';
+    'Lets a role enqueue. Owner or superuser only. Errors: 22023, 42704, 42501.';
 
 CREATE OR REPLACE FUNCTION @extschema@.grant_worker(role regrole)
 RETURNS void
@@ -70,7 +72,7 @@ LANGUAGE sql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$ SELECT @extschema@._grant('worker', role) $function$;
 COMMENT ON FUNCTION @extschema@.grant_worker(regrole) IS
-    'Lets a role claim and finish jobs and run maintenance. Owner or superuser only. Errors: 22023, 42501.';
+    'Lets a role claim and finish jobs and run maintenance. Owner or superuser only. Errors: 22023, 42704, 42501.';
 
 CREATE OR REPLACE FUNCTION @extschema@.grant_operator(role regrole)
 RETURNS void
@@ -78,7 +80,7 @@ LANGUAGE sql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$ SELECT @extschema@._grant('operator', role) $function$;
 COMMENT ON FUNCTION @extschema@.grant_operator(regrole) IS
-    'Lets a role manage queues and jobs and read the views. Owner or superuser only. Errors: 22023, 42501.';
+    'Lets a role manage queues and jobs and read the views. Owner or superuser only. Errors: 22023, 42704, 42501.';
 
 CREATE OR REPLACE FUNCTION @extschema@.grant_reader(role regrole)
 RETURNS void
@@ -86,7 +88,7 @@ LANGUAGE sql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$ SELECT @extschema@._grant('reader', role) $function$;
 COMMENT ON FUNCTION @extschema@.grant_reader(regrole) IS
-    'Lets a role read the views and the read-only calls. Owner or superuser only. Errors: 22023, 42501.';
+    'Lets a role read the views and the read-only calls. Owner or superuser only. Errors: 22023, 42704, 42501.';
 
 -- PostgreSQL gives EXECUTE on new functions to PUBLIC.
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA @extschema@ FROM PUBLIC;

@@ -7,6 +7,7 @@ test_dump_restore.py, races of real processes in test_race.py.
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -733,6 +735,80 @@ def test_g7_complete_job_asks_for_a_repeat_when_the_claim_is_younger_than_the_sn
         old.execute("SELECT awa.complete_job(%s, %s, %s, %s, %s)", attempt.token)
         old.commit()
     assert counts(conn) == {"completed": 1}
+
+
+# Broken by answering 40001 whenever the snapshot sees no batch: the caller would repeat for ever.
+def test_g7_complete_job_tells_a_pruned_attempt_from_a_younger_one(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    insert(conn)
+    [attempt] = claim(conn)
+    complete(conn, [attempt])
+    rotate(conn, "claim")
+    assert prune_all(conn, "claim") == 1
+    with open_transaction(database, IsolationLevel.REPEATABLE_READ) as fresh:
+        with pytest.raises(psycopg.Error) as error:
+            fresh.execute("SELECT awa.complete_job(%s, %s, %s, %s, %s)", attempt.token)
+        assert error.value.sqlstate == "JQ001"
+
+
+# Broken by moving the cursor to a ledger row of the same transaction (no check in _verify_rings):
+# the emission in a slot that the ledger does not know is not found, and jobs are claimed twice.
+def test_g7_verify_does_not_publish_what_may_be_rolled_back(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    insert(conn)
+    set_settings(conn, queue_rotate_bytes=8192)
+    with open_transaction(database) as both:
+        assert tick(both, "plan_queue") == {"plan_queue": "planned"}
+        with pytest.raises(psycopg.Error) as error:
+            both.execute("SELECT awa.verify()")
+        assert error.value.sqlstate == "55000"
+    assert value(conn, "SELECT last_value FROM awa.queue_ring") == 0
+
+
+# Broken by ALTER SEQUENCE on every lane.
+def test_g3_verify_neither_waits_for_producers_nor_stops_them(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    insert(conn, "a")
+    insert(conn, "b")
+    with open_transaction(database) as producer, open_transaction(database) as operator:
+        insert(producer, "b")
+        operator.execute("SET lock_timeout = '2s'")
+        operator.execute("SELECT awa.verify()")
+        producer.execute("SET lock_timeout = '2s'")
+        insert(producer, "a")
+        producer.commit()
+    assert counts(conn, "a") == counts(conn, "b") == {"available": 2}
+
+
+# Broken by keeping the look at the lane's lock until the end of the transaction.
+def test_g4_a_worker_that_asks_why_and_idles_stops_no_claim(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    job_id = insert(conn)
+    with open_transaction(database) as idle:
+        assert value(idle, "SELECT (awa.claim_status('default', true)).reason") == "ready"
+        assert [a.job_id for a in claim(conn)] == [job_id]
+
+
+# Broken by holding all due jobs of a step in memory at once.
+def test_g7_promotion_of_many_large_jobs_stays_small(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    conn.execute(
+        "SELECT count(*) FROM awa.insert_many('k',"
+        " array_fill(to_jsonb(repeat('a', 1000000)), ARRAY[200]),"
+        " opts => '{\"delay_seconds\": 0.001}')"
+    )
+    with database.connect() as maintainer:
+        pid = maintainer.info.backend_pid
+        while counts(conn).get("scheduled"):
+            assert tick(maintainer, "promote") == {"promote": "done"}
+        [peak] = re.findall(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    assert counts(conn) == {"available": 200}
+    assert int(peak) < 400_000
 
 
 # Broken by reading the ring from the snapshot (a table instead of a sequence).

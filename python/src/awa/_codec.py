@@ -53,7 +53,7 @@ def dump_json(value: Json, field: str) -> str:
             f"{field} holds a lone surrogate, which is not valid text",
             hint="Decode bytes with errors='replace', or send them as base64.",
         ) from error
-    except (ValueError, TypeError, RecursionError) as error:
+    except Exception as error:  # the value's own code may raise anything
         raise InvalidArgument(
             f"{field} cannot be written as JSON: {error}",
             hint="Use None, bool, int, finite float, str, list, dict, or a dataclass of those.",

@@ -12,19 +12,27 @@ import contextvars
 import random
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any, cast
 
 from ._batches import Batch
 from ._codec import dump_json
 from ._decode import Mismatch
-from ._invoke import Run, compose, rest_of
-from ._results import error_outcome, failure, outcome_item
+from ._invoke import RAISED_GENERATOR_EXIT, Run, compose, rest_of
+from ._results import (
+    error_outcome,
+    error_text,
+    failure,
+    not_completed,
+    outcome_item,
+    unfinished,
+)
 from ._session import Backoff, logger
 from .errors import InvalidArgument
 from .handlers import Task
 from .job import BATCH_ID, CLAIM_SLOT, FINISHED, KIND, POSITION, RUNNING, WAITING, Job, Row
+from .models import Json
 from .outcomes import Outcome
 
 if TYPE_CHECKING:
@@ -105,6 +113,8 @@ class Dispatcher:
         self._runs: dict[str, Run] = {}
         self._tasks: dict[str, Task[..., Any]] = {}
         self._plain: frozenset[str] = frozenset()
+        # Kinds without a handler that were logged already.
+        self._unknown: set[str] = set()
         self.stragglers: list[Job] = []
 
     # Life cycle
@@ -127,6 +137,10 @@ class Dispatcher:
     def running(self) -> int:
         """Jobs whose handler was started and has not returned."""
         return self._in_hand - len(self._waiting)
+
+    def task_of(self, job: Job) -> Task[..., Any]:
+        """The handler of a job that was started."""
+        return self._tasks[job.kind]
 
     def ring(self) -> None:
         """There may be something to claim."""
@@ -180,6 +194,15 @@ class Dispatcher:
                 self._slot_is_free()
         elif job._state == RUNNING and self._tasks[job.kind].interrupt_on_cancel:
             self.stop_job(job, "closed")
+
+    def _note_unknown(self, kind: str) -> None:
+        if kind not in self._unknown:
+            self._unknown.add(kind)
+            logger.warning(
+                'queue "%s" has jobs of kind "%s", which has no handler here: they are handed back',
+                self.queue,
+                kind,
+            )
 
     def stop_job(self, job: Job, why: str) -> None:
         """Cancel the runner of a job that waits in its handler."""
@@ -355,6 +378,7 @@ class Dispatcher:
             is_clean = True
             run = runs.get(job._row[KIND])
             if run is None:
+                self._note_unknown(job.kind)
                 finisher.put(job, {"outcome": "released", "reason": "unknown_kind"})
             else:
                 try:
@@ -363,6 +387,8 @@ class Dispatcher:
                         first = coroutine.send(None)
                     except StopIteration as stop:
                         value = stop.value
+                    except GeneratorExit as error:
+                        raise RuntimeError(RAISED_GENERATOR_EXIT) from error
                     else:
                         job._task = me
                         if waiting:
@@ -373,11 +399,13 @@ class Dispatcher:
                         turn_ends = clock() + TURN_SECONDS
                         # asyncio.timeout() of the next job would count an old cancellation.
                         is_clean = not me.cancelling()
-                except (GeneratorExit, KeyboardInterrupt):
+                except GeneratorExit:
                     raise
-                except BaseException as error:  # noqa: BLE001 - the handler's failure is data
+                except BaseException as error:
+                    if isinstance(error, KeyboardInterrupt) and not self.worker.handles_sigint:
+                        raise
                     is_clean = not me.cancelling()
-                    self._failed(job, error)
+                    self._settle(job, self._failed, error)
                 else:
                     if (
                         value is None
@@ -393,7 +421,7 @@ class Dispatcher:
                         if finisher._sleeper is not None:
                             finisher.wake()
                     else:
-                        self._returned(job, value)
+                        self._settle(job, self._returned, value)
                     value = None
                 job._task = None
             self._in_hand -= 1
@@ -410,6 +438,17 @@ class Dispatcher:
 
     # Results
 
+    def _settle(self, job: Job, settle: Callable[[Job, Any], None], value: Any) -> None:
+        """Report what a handler returned or raised; whatever that is, the slot becomes free."""
+        try:
+            settle(job, value)
+        except Exception as error:  # noqa: BLE001 - code of the handler's own classes
+            logger.error("the outcome of %r cannot be used", job, exc_info=error)
+            why = f"the outcome cannot be used: {error_text(error)}"
+            self.worker.finisher.put(
+                job, failure(why, "invalid_outcome"), check=self._tasks[job.kind].completes_itself
+            )
+
     def _returned(self, job: Job, value: Any) -> None:
         """A handler returned: anything but a plain success of a plain task."""
         finisher = self.worker.finisher
@@ -419,9 +458,10 @@ class Dispatcher:
             finisher.drop(job)
         elif isinstance(value, Outcome):
             finisher.put(job, outcome_item(value), check=check)
+        elif (mistake := unfinished(value)) is not None:
+            self._failed(job, mistake)
         elif check:
-            reason = "the handler returned and its job.complete() was not committed"
-            finisher.put(job, {"outcome": "retry", "error": {"error": reason}}, check=True)
+            finisher.put(job, not_completed(), check=True)
         elif value is None or task.defaults.keep_result is False:
             job._state = FINISHED
             finisher.complete(job)
@@ -443,7 +483,11 @@ class Dispatcher:
             job._state = FINISHED
             finisher.complete(job)
             return
-        finisher.put(job, {"outcome": "completed", "result": value})
+        # A job that succeeded does not fail for a result that nobody may have asked for.
+        fallback: dict[str, Json] | None = (
+            None if task.defaults.keep_result else {"outcome": "completed"}
+        )
+        finisher.put(job, {"outcome": "completed", "result": value}, fallback=fallback)
 
     def _failed(self, job: Job, error: BaseException) -> None:
         """A handler raised, its arguments did not fit, or the worker stopped it."""
@@ -468,5 +512,5 @@ class Dispatcher:
             logger.error("%r: arguments do not fit: %s", job, error)
             finisher.put(job, failure(f"arguments do not fit: {error}", "invalid_arguments"))
         else:
-            logger.warning("%r failed: %s: %s", job, type(error).__name__, error)
+            logger.warning("%r failed: %s", job, error_text(error))
             finisher.put(job, error_outcome(task, job.attempt, error), check=check)

@@ -25,6 +25,8 @@ logger = logging.getLogger("awa")
 MAX_BATCHES = 64
 MAX_ITEMS = 500
 MAX_BYTES = 8 * 1024 * 1024
+# More than any setting lets the database take; it would hold up other results to try.
+MAX_ITEM_LENGTH = 72 * 1024 * 1024
 _BUSY_FIRST = 0.005
 _BUSY_MOST = 0.25
 
@@ -32,7 +34,7 @@ _BUSY_MOST = 0.25
 class Item:
     """One attempt with an outcome other than plain success."""
 
-    __slots__ = ("is_check", "is_last_try", "job", "text", "tries")
+    __slots__ = ("fallback", "is_check", "is_last_try", "job", "text", "tries")
 
     def __init__(
         self,
@@ -41,9 +43,14 @@ class Item:
         *,
         is_check: bool = False,
         is_last_try: bool = False,
+        fallback: dict[str, Json] | None = None,
     ) -> None:
         self.job = job
         self.text = outcome_json(job, outcome)
+        if len(self.text) > MAX_ITEM_LENGTH:
+            raise InvalidArgument(f"the outcome has {len(self.text)} characters")
+        # What to send when the outcome is refused; by default a failure.
+        self.fallback = fallback
         # Ask what became of the attempt first, and send the outcome only if it is still open.
         self.is_check = is_check
         # The failure that stands for a refused outcome.
@@ -118,13 +125,25 @@ class Finisher:
         batch.done.append(job._row[POSITION])
         self.wake()
 
-    def put(self, job: Job, outcome: dict[str, Json], *, check: bool = False) -> None:
-        """Any other outcome; with check only if the attempt turns out to be still open."""
+    def put(
+        self,
+        job: Job,
+        outcome: dict[str, Json],
+        *,
+        check: bool = False,
+        fallback: dict[str, Json] | None = None,
+    ) -> None:
+        """Any other outcome; with check only if the attempt turns out to be still open.
+
+        If the outcome is refused, the fallback is sent, or else a failure.
+        """
         job._state = FINISHED
         try:
-            item = Item(job, outcome, is_check=check)
+            item = Item(job, outcome, is_check=check, fallback=fallback)
         except InvalidArgument as error:
-            item = Item(job, failure(str(error), "invalid_outcome"), is_check=check)
+            logger.error("the outcome of %r was refused: %s", job, error)
+            outcome = fallback or failure(str(error), "invalid_outcome")
+            item = Item(job, outcome, is_check=check)
         self._items.append(item)
         self.wake()
 
@@ -286,12 +305,15 @@ class Finisher:
         batches: set[Batch] = set()
         size = 0
         while self._items and len(items) < MAX_ITEMS and size < MAX_BYTES:
-            batch = self._items[0].job._batch
+            item = self._items[0]
+            batch = item.job._batch
             if batch not in batches and len(batches) == MAX_BATCHES:
+                break
+            size += len(item.text)
+            if items and size > MAX_BYTES:
                 break
             batches.add(batch)
             items.append(self._items.popleft())
-            size += len(items[-1].text)
         self._flushing = len(items)
         try:
             checks = [item for item in items if item.is_check]
@@ -379,6 +401,9 @@ class Finisher:
         if item is not None and item.is_last_try:
             # Even the plain failure was refused: the rescue is what is left.
             self.drop(job)
+            return
+        if item is not None and item.fallback is not None:
+            self._items.append(Item(job, item.fallback))
             return
         outcome = failure(f"outcome refused: {reason}", "invalid_outcome")
         self._items.append(Item(job, outcome, is_last_try=True))

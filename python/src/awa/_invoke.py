@@ -16,6 +16,9 @@ from .job import Job
 
 Run = Callable[[Job], Coroutine[Any, Any, Any]]
 
+# Not to be taken for the end of the runner, which is closed by the same exception.
+RAISED_GENERATOR_EXIT = "the handler raised GeneratorExit"
+
 
 def compose(task: Task[..., Any], executor: Executor, outer: Sequence[Middleware]) -> Run:
     """The coroutine function that runs a job of this task."""
@@ -80,9 +83,10 @@ def call_handler(function: Callable[..., Any], args: list[Any], kwargs: dict[str
     """What an executor runs; at module level, so that a process pool can import it."""
     try:
         return function(*args, **kwargs)
-    except StopIteration as error:
-        # A future cannot carry it.
-        raise RuntimeError("the handler raised StopIteration") from error
+    except (StopIteration, GeneratorExit, KeyboardInterrupt) as error:
+        # A future cannot carry the first, the others would end whoever waits for it: Ctrl-C also
+        # interrupts the processes of a pool.
+        raise RuntimeError(f"the handler raised {type(error).__name__}") from error
 
 
 def _importable(task: Task[..., Any]) -> Callable[..., Any]:
@@ -110,3 +114,5 @@ def rest_of(coroutine: Coroutine[Any, Any, Any], first: Any) -> Generator[Any, A
             waiting_for = coroutine.send(sent) if error is None else coroutine.throw(error)
         except StopIteration as stop:
             return stop.value
+        except GeneratorExit as exit_:
+            raise RuntimeError(RAISED_GENERATOR_EXIT) from exit_

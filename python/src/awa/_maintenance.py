@@ -32,6 +32,7 @@ STEPS = (
 # These read all receipts, instances or lanes, and nothing waits for them by the second.
 RARE_STEPS = frozenset({"rescue", "expire", "instances", "hints"})
 ROUNDS_PER_RARE_STEP = 2
+LAST_STEP_SECONDS = 2.0
 
 
 class Maintenance:
@@ -50,9 +51,12 @@ class Maintenance:
         self._task = asyncio.get_running_loop().create_task(self._run(), name="awa maintenance")
 
     async def close(self) -> None:
-        """End after the step under way."""
+        """End after the step under way, but wait only a moment for it."""
         self._stopping.set()
         if self._task is not None:
+            await asyncio.wait([self._task], timeout=LAST_STEP_SECONDS)
+            # Nothing to do if it ended; else the server does not answer.
+            self._task.cancel()
             await asyncio.wait([self._task])
         await self._session.close()
 

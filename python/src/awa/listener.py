@@ -113,29 +113,35 @@ class Listener:
     async def _execute_listen(self, channels: list[str]) -> None:
         conn = self._conn
         assert conn is not None
-        loop = asyncio.get_running_loop()
-        # psycopg watches the same socket while it executes.
-        loop.remove_reader(self._fd)
+        self._unwatch()
         for channel in channels:
             await conn.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
         self._listening.update(channels)
-        loop.add_reader(self._fd, self._readable)
+        self._watch()
 
     async def _self_test(self) -> bool:
         self._test_heard.clear()
         async with self._lock:
             conn = self._conn
             assert conn is not None
-            loop = asyncio.get_running_loop()
-            loop.remove_reader(self._fd)
+            self._unwatch()
             await conn.execute("SELECT pg_notify(%s, '')", [self._test_channel])
-            loop.add_reader(self._fd, self._readable)
+            self._watch()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(SELF_TEST_SECONDS):
                 await self._test_heard.wait()
         if self._lost.is_set():
             raise psycopg.OperationalError("the connection was lost")
         return self._test_heard.is_set()
+
+    def _watch(self) -> None:
+        if self._fd >= 0:
+            asyncio.get_running_loop().add_reader(self._fd, self._readable)
+
+    def _unwatch(self) -> None:
+        # psycopg watches the same socket while it executes.
+        if self._fd >= 0:
+            asyncio.get_running_loop().remove_reader(self._fd)
 
     def _readable(self) -> None:
         conn = self._conn
@@ -146,7 +152,9 @@ class Listener:
             while notify := conn.pgconn.notifies():
                 self._pass_on(notify.relname.decode(), notify.extra.decode())
         except psycopg.Error as error:
-            asyncio.get_running_loop().remove_reader(self._fd)
+            # The number may be another socket's in a moment.
+            self._unwatch()
+            self._fd = -1
             self._listening.clear()
             self._outage.report("listener", error)
             self._lost.set()
@@ -165,7 +173,6 @@ class Listener:
             self._listening.clear()
             conn, self._conn = self._conn, None
             if conn is not None:
-                if self._fd >= 0:
-                    asyncio.get_running_loop().remove_reader(self._fd)
-                    self._fd = -1
+                self._unwatch()
+                self._fd = -1
                 await conn.close()

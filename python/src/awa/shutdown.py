@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
+from ._results import error_outcome, not_completed, outcome_item
 from ._session import logger
 from .job import Job
 from .models import Json
+from .outcomes import Outcome
 
 if TYPE_CHECKING:
     from .worker import Worker
@@ -41,9 +43,12 @@ def signals(worker: Worker) -> Iterator[None]:
         with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):
             loop.add_signal_handler(number, received, number)
             installed.append(number)
+    # So a KeyboardInterrupt in a handler is the handler's own, not a Ctrl-C.
+    worker.handles_sigint = signal.SIGINT in installed
     try:
         yield
     finally:
+        worker.handles_sigint = False
         for number in installed:
             loop.remove_signal_handler(number)
 
@@ -103,7 +108,11 @@ async def _wait_for_handlers(worker: Worker) -> bool:
 
 def straggler_outcome(job: Job, future: Future[Any]) -> dict[str, Json]:
     """The finish_jobs keys for a thread that ended after its worker did."""
+    task = job._dispatcher.task_of(job)
     error = future.exception()
-    if error is None:
-        return {"outcome": "completed"}
-    return {"outcome": "retry", "error": {"error": f"{type(error).__name__}: {error}"}}
+    outcome = error or future.result()
+    if isinstance(outcome, Outcome):
+        return outcome_item(outcome)
+    if error is not None:
+        return error_outcome(task, job.attempt, error)
+    return not_completed() if task.completes_itself else {"outcome": "completed"}

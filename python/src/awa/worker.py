@@ -38,6 +38,7 @@ DEFAULT_GRACE = 30.0
 BATCH = 500
 NOT_READY_AFTER_SECONDS = 10.0
 PROGRESS_TRIES = 5
+LAST_WORDS_SECONDS = 0.5
 
 Queues = Mapping[str, int] | Sequence[str] | int
 CLEAN, FORCED = 0, 1
@@ -94,6 +95,7 @@ class Worker:
         self._is_clean = True
         self._is_broken = False
         self._maintenance: Maintenance | None = None
+        self.handles_sigint = False
         self.stopping = asyncio.Event()
         self.hurry = asyncio.Event()
         self._claims = AsyncSession(self._settings, "claim")
@@ -365,7 +367,26 @@ def run(
     **options: Unpack[WorkerOptions],
 ) -> int:
     """Work until SIGTERM or SIGINT; 0 after a clean stop, 1 when handlers were cut short."""
-    return asyncio.run(Worker(dsn, handlers, **options).run())
+    runner = asyncio.Runner()
+    code = CLEAN
+    try:
+        code = runner.run(Worker(dsn, handlers, **options).run())
+    finally:
+        if code == CLEAN:
+            runner.close()
+        else:
+            _close_without_waiting(runner.get_loop())
+    return code
+
+
+def _close_without_waiting(loop: asyncio.AbstractEventLoop) -> None:
+    """Close a loop that may have handlers which refuse to stop, or wait for threads that hang."""
+    tasks = asyncio.all_tasks(loop)
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        loop.run_until_complete(asyncio.wait(tasks, timeout=LAST_WORDS_SECONDS))
+    loop.close()
 
 
 def _queues(queues: Queues, handlers: Handlers) -> dict[str, int]:

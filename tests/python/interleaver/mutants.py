@@ -75,7 +75,11 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
         ),
     ),
     "complete_job trusts an old snapshot": (
-        Edit("_complete_job", "IF v_batch.positions IS NULL AND NOT v_fresh THEN", "IF false THEN"),
+        Edit(
+            "_complete_job",
+            "IF v_batch.positions IS NULL AND NOT @extschema@._is_read_committed()",
+            "IF false",
+        ),
     ),
     # ---- rings
     "cursor read in one snapshot": (
@@ -125,7 +129,7 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
     "evacuation leaves the old row alive": (
         Edit(
             "_move_ready",
-            'SELECT r."position", p_from FROM unnest(p_rows) r',
+            "SELECT p, p_from FROM unnest(p_positions) p",
             "SELECT 0, p_from WHERE false",
         ),
     ),

@@ -19,6 +19,9 @@ SELECT is_empty($$
     SELECT signature FROM functions WHERE language = 'sql' AND source <> '' AND 'search_path=pg_catalog, pg_temp' <> ALL (settings)
 $$, 'an SQL function without search_path has a body that was parsed at install');
 
+SELECT is_empty($$ SELECT signature FROM functions WHERE strpos(source, chr(92)) > 0 $$,
+    'no function has a backslash, which means something else where standard_conforming_strings is off');
+
 SELECT is_empty($$ SELECT signature FROM functions WHERE language NOT IN ('sql', 'plpgsql') $$, 'functions are SQL or PL/pgSQL');
 
 SELECT is_empty($$

@@ -21,6 +21,10 @@ SELECT results_eq(format('SELECT f.job_id, f.result FROM awa.complete_jobs(test.
     $$ VALUES (NULL::bigint, 'stale'), (NULL, 'stale') $$, 'positions that are not in the batch are stale');
 SELECT is((SELECT f.result FROM awa.complete_jobs(test.worker(1), v.slot, v.batch, ARRAY[1::bigint]) f), 'stale', format('batch %s in slot %s is stale', v.batch, v.slot))
 FROM (VALUES (0, 999999::bigint), (7, 1), (8, 1), (-1, 1), (2147483647, 1), (0, -1)) v (slot, batch);
+SELECT is((SELECT f.result FROM awa.complete_jobs(test.worker(1), :claim_slot, :batch_id, '{9223372036854775807}') f), 'stale',
+    'the largest number is no position');
+SELECT results_eq(format('SELECT f.result FROM awa.complete_jobs(test.worker(1), %s, %s, %L::bigint[] || 9223372036854775807) f', :claim_slot, :batch_id, (:'positions'::bigint[])[1:1]),
+    $$ VALUES ('already_done'), ('stale') $$, 'also beside one that is');
 SELECT is_empty(format('SELECT FROM awa.complete_jobs(test.worker(1), %s, %s, ''{}'')', :claim_slot, :batch_id),
     'no positions, no answers');
 SELECT results_eq($$ SELECT c.completed, c.running FROM awa.queue_counts('q') c $$, $$ VALUES (3::bigint, 2::bigint) $$,
@@ -35,6 +39,12 @@ BEGIN ISOLATION LEVEL REPEATABLE READ;
 SELECT test.refuses($$ SELECT awa.complete_jobs(test.worker(1), 0, 1, '{1}') $$,
     '25001', '%READ COMMITTED%', 'complete_jobs needs READ COMMITTED');
 COMMIT;
+
+-- Positions that are given several times, of jobs with options.
+SELECT awa.insert_many('k', array_fill('{}'::jsonb, ARRAY[2]), 'twice', opts => '{"tags": ["t"]}') \g /dev/null
+SELECT claim_slot AS slot, batch_id AS batch, array_agg("position" ORDER BY "position") AS twice FROM test.claim('twice') GROUP BY 1, 2 \gset
+SELECT results_eq(format('SELECT f.job_id, f.result FROM awa.complete_jobs(test.worker(1), %s, %s, %L::bigint[] || %3$L::bigint[]) f', :slot, :batch, :'twice'),
+    format('SELECT j, ''done'' FROM unnest(%L::bigint[] || %1$L::bigint[]) j', :'twice'), 'each of them gets one answer');
 
 -- A stale attempt cannot complete the job.
 SELECT test.start('r') AS first \gset
@@ -76,7 +86,7 @@ SELECT is((test.complete(:'job', '{"result": 5}')).outcome, 'completed', 'a resu
 SELECT is((test.info(:'job')).result, NULL, 'it is dropped unless the job asked to keep it');
 SELECT test.start('wrong') AS job \gset
 SELECT test.refuses(format('SELECT test.complete(%L::jsonb || %L)', :'job', v.change), 'JQ001', '%no longer current', 'a wrong token is stale: ' || v.change)
-FROM (VALUES ('{"job_id": 5}'), ('{"run_lease": 2}'), ('{"run_lease": 0}'), ('{"claim_slot": 7}'), ('{"claim_slot": 99}'), ('{"claim_slot": -1}'), ('{"batch_id": 999999}'), ('{"position": 7}')) v (change);
+FROM (VALUES ('{"job_id": 5}'), ('{"run_lease": 2}'), ('{"run_lease": 0}'), ('{"claim_slot": 7}'), ('{"claim_slot": 99}'), ('{"claim_slot": -1}'), ('{"batch_id": 999999}'), ('{"position": 7}'), ('{"position": 9223372036854775807}')) v (change);
 SELECT test.refuses(format('SELECT test.complete(%L::jsonb || %L)', :'job', v.change), '22023', 'fields "job_id"%', 'an incomplete token is refused: ' || v.change)
 FROM (VALUES ('{"job_id": null}'), ('{"run_lease": null}'), ('{"claim_slot": null}'), ('{"batch_id": null}'), ('{"position": null}')) v (change);
 SELECT test.refuses(format('SELECT test.complete(%L, %L)', :'job', v.opts), '22023', v.pattern, 'opts are checked: ' || v.opts)

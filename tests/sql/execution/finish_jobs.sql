@@ -101,4 +101,11 @@ END $$;
 SELECT results_eq('SELECT test.unknown_kind_delays()', $$ VALUES (1::numeric), (2), (4), (8), (16), (32), (60), (60), (2), (1) $$,
     'a job of an unknown kind comes back after 1 s doubling to 60 s, without an attempt; a real attempt starts this over');
 
+-- Numbers at the ends of their types.
+SELECT test.start('ends') AS job \gset
+SELECT is(test.finish(:'job', 'retry', '{"position": 9223372036854775807}'), 'stale', 'the largest number is no position');
+SELECT lives_ok($$ SELECT awa.heartbeat(test.worker(1), '[{"claim_slot": 0, "batch_id": 1, "positions": [9223372036854775807]}]') $$,
+    'nor does a heartbeat trip over it');
+SELECT is(test.finish(:'job', 'snooze', '{"delay_seconds": 1e-400}'), 'done', 'a delay may be smaller than any double');
+
 SELECT * FROM finish();

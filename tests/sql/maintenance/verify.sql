@@ -14,6 +14,10 @@ SELECT results_eq('SELECT v.step, v.outcome, v.rows FROM awa.verify() v', $$ VAL
 BEGIN ISOLATION LEVEL REPEATABLE READ;
 SELECT test.refuses('SELECT awa.verify()', '25001', '%READ COMMITTED%', 'verify needs READ COMMITTED');
 COMMIT;
+BEGIN;
+SELECT awa.insert_job('k', queue => 'written') \g /dev/null
+SELECT test.refuses('SELECT awa.verify()', '55000', '%has not written%', 'verify needs a transaction of its own');
+ROLLBACK;
 
 -- What a dump taken at another moment does.
 SELECT last_value AS ring FROM awa.queue_ring \gset

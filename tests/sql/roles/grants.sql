@@ -98,6 +98,8 @@ SELECT test.refuses(format('SELECT awa.%s(NULL)', f), v.state, v.pattern, f || '
 FROM (VALUES ('grant_producer', '22023', 'field "role" must not be NULL'), ('grant_worker', '22023', 'field "role"%'), ('grant_operator', '22023', 'field "role"%'), ('grant_reader', '22023',
     'field "role"%'),
              ('set_owner', '42704', 'field "owner" names no role')) v (f, state, pattern);
+SELECT test.refuses(format('SELECT awa.%s(4294967294::oid::regrole)', f), '42704', 'field "%" names no role', f || ' needs a role that exists')
+FROM unnest('{grant_producer,grant_worker,grant_operator,grant_reader,set_owner}'::text[]) f;
 
 DROP OWNED BY awa_test_producer, awa_test_worker, awa_test_operator, awa_test_reader, awa_test_nobody;
 DROP ROLE awa_test_producer, awa_test_worker, awa_test_operator, awa_test_reader, awa_test_nobody;

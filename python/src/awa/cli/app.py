@@ -24,6 +24,10 @@ class _Commands(click.Group):
             raise Failure(str(error), error.hint) from error
         except EmbeddedPostgresError as error:
             raise Failure(str(error)) from error
+        except UnicodeEncodeError as error:
+            # How Python passes on bytes of the command line that are not text.
+            what = ascii(error.object)
+            raise Failure(f"not valid text: {what}", "Give arguments in UTF-8.") from error
 
 
 _NOT_INSTALLED = (
@@ -42,7 +46,7 @@ def _failure(error: Exception, schema: str) -> Failure:
         return Failure(cause.diag.message_primary, cause.diag.message_hint)
     if isinstance(error, AwaError):
         return Failure(error.message, error.hint)
-    message = " ".join(str(error).split())
+    message = "; ".join(" ".join(line.split()) for line in str(error).splitlines())
     if isinstance(cause, psycopg.OperationalError):
         return Failure(message, "Say which database by --dsn, AWA_DSN or DATABASE_URL.")
     return Failure(message)

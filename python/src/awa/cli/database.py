@@ -8,9 +8,21 @@ from typing import Any
 
 import psycopg
 from psycopg import sql
+from psycopg.abc import Buffer
 from psycopg.rows import DictRow, dict_row
+from psycopg.types.datetime import TimestamptzLoader
 
 Row = dict[str, Any]
+
+
+class _TimeLoader(TimestamptzLoader):
+    """Leaves times that Python cannot express as the server's text: one must not hide all."""
+
+    def load(self, data: Buffer) -> Any:
+        try:
+            return super().load(data)
+        except psycopg.DataError:
+            return bytes(data).decode()
 
 
 class Database:
@@ -26,6 +38,7 @@ class Database:
         conn = psycopg.connect(
             conninfo, autocommit=True, row_factory=dict_row, fallback_application_name="awa"
         )
+        conn.adapters.register_loader("timestamptz", _TimeLoader)
         return cls(conn, schema)
 
     def __enter__(self) -> Database:
@@ -40,7 +53,13 @@ class Database:
         self._conn.close()
 
     def call(self, function: str, /, **arguments: object) -> list[Row]:
-        """Call a function by named arguments; JSON is given as text."""
+        """Call a function by named arguments; JSON is given as text.
+
+        Numbers too, so that the server says which of them is out of range.
+        """
+        given = {
+            name: str(value) if type(value) is int else value for name, value in arguments.items()
+        }
         query = sql.SQL("SELECT answer.* FROM {}.{}({}) AS answer").format(
             self._schema,
             sql.Identifier(function),
@@ -49,7 +68,7 @@ class Database:
                 for name in arguments
             ),
         )
-        return self._conn.execute(query, arguments).fetchall()
+        return self._conn.execute(query, given).fetchall()
 
     def ask(self, function: str, /, **arguments: object) -> Any:
         """Call a function that answers one value."""

@@ -38,6 +38,10 @@ class _AwareTime(click.ParamType[datetime]):
         return time
 
 
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is not a JSON number")
+
+
 class _JsonObject(click.ParamType[str]):
     """JSON text, handed to the database as it is; only what JSON does not know is refused here."""
 
@@ -48,7 +52,7 @@ class _JsonObject(click.ParamType[str]):
     ) -> str:
         text = str(value)
         try:
-            json.loads(text)
+            json.loads(text, parse_constant=_no_number)
         except (ValueError, RecursionError) as error:
             self.fail(f"not JSON: {error}")
         return text

@@ -8,11 +8,20 @@ from collections.abc import Iterator
 
 
 def rounds(every: float | None) -> Iterator[None]:
-    """One round, or with `every` one in so many seconds until SIGTERM or SIGINT."""
+    """One round, or with `every` one in so many seconds until SIGTERM or SIGINT.
+
+    A second signal ends the process in the middle of a round: the server may not answer.
+    """
     stop = threading.Event()
+
+    def received(number: int, frame: object) -> None:
+        stop.set()
+        signal.signal(number, before[signal.Signals(number)])
+
+    before = {}
     if every is not None:
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: stop.set())
+            before[number] = signal.signal(number, received)
     while True:
         yield
         if every is None or stop.wait(every):

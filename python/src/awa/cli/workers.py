@@ -5,18 +5,23 @@ from __future__ import annotations
 import importlib
 import json
 import logging
+import os
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
 
-from .. import run
+from .. import Handlers, run
 from ..worker import DEFAULT_CONCURRENCY, DEFAULT_GRACE, Queues
 from .database import present
 from .loop import rounds
 from .options import Failure, Options, common_options, pass_options
 from .output import as_json, as_table
+
+# How long a worker that was cut short may take to end its process.
+EXIT_SECONDS = 3.0
 
 
 def _queues(ctx: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> Queues:
@@ -64,10 +69,15 @@ def load_handlers(target: str) -> Any:
             found = getattr(found, attribute)
         except AttributeError as error:
             raise Failure(f'module "{module_name}" has no "{attribute}"') from error
+    if not isinstance(found, Handlers | Mapping):
+        raise Failure(
+            f'"{target}" is of type {type(found).__name__}',
+            "Name an awa.Handlers, or a dict of functions by kind.",
+        )
     return found
 
 
-@click.command()
+@click.command(short_help="Run jobs until SIGTERM or SIGINT.")
 @click.argument("target", metavar="MODULE:HANDLERS")
 @queue_option
 @click.option(
@@ -102,7 +112,16 @@ def worker(options: Options, target: str, queues: Queues, grace: float, log_leve
         level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     code = run(handlers, dsn=options.conninfo, schema=options.schema, queues=queues, grace=grace)
+    if code:
+        # The interpreter would wait for threads that handlers made by asyncio.to_thread().
+        _exit_after(EXIT_SECONDS, code)
     sys.exit(code)
+
+
+def _exit_after(seconds: float, code: int) -> None:
+    timer = threading.Timer(seconds, os._exit, [code])
+    timer.daemon = True
+    timer.start()
 
 
 @click.command()
