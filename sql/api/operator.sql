@@ -247,7 +247,7 @@ $function$;
 COMMENT ON FUNCTION @extschema@.verify() IS
 'After a restore, a logical copy or a failover, before workers start: brings cursors and sequences in line with the
 rows. Call it in a transaction of its own. Harmless at any other time. Returns what it changed. Errors: 25001,
-55000 when the transaction has written, or when tables and lane sequences have different owners: call set_owner first.';
+55000 when a ring must be repaired and the transaction has written, or when set_owner() must come first.';
 
 -- Ownership and rights. Security invoker: the caller must be allowed to do this.
 CREATE OR REPLACE FUNCTION @extschema@.set_owner(owner regrole)

@@ -29,15 +29,11 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$
 DECLARE
+    v_fresh boolean := pg_current_xact_id_if_assigned() IS NULL;
     v_ring text;
     v_newest record;
     v_changed bigint := 0;
 BEGIN
-    -- A cursor must not move to a ledger row of this transaction: a rollback takes the row back, not the cursor.
-    IF pg_current_xact_id_if_assigned() IS NOT NULL THEN
-        PERFORM @extschema@._refuse('55000', 'verify() needs a transaction that has not written anything',
-            'Call it in a transaction of its own.');
-    END IF;
     FOREACH v_ring IN ARRAY '{queue,claim}'::text[] LOOP
         PERFORM pg_advisory_xact_lock(@extschema@._lock_key(v_ring || '_ring', 0));
         SELECT s.slot, s.generation INTO v_newest
@@ -45,6 +41,12 @@ BEGIN
         ORDER BY s.generation DESC
         LIMIT 1;
         IF @extschema@._ring_cursor(v_ring) <> v_newest.generation * 64 + v_newest.slot THEN
+            IF NOT v_fresh THEN
+                -- The ledger row may be this transaction's own: a rollback takes the row back, but not the cursor.
+                PERFORM @extschema@._refuse('55000',
+                    format('the %s ring cannot be verified in a transaction that has written', v_ring),
+                    'Call verify() in a transaction of its own.');
+            END IF;
             PERFORM @extschema@._set_ring_cursor(v_ring, v_newest.generation, v_newest.slot);
             v_changed := v_changed + 1;
         END IF;
