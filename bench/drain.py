@@ -129,7 +129,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="bench.drain", description=__doc__)
     parser.add_argument("--jobs", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--concurrency", type=int, default=500, help="of the awa worker")
+    parser.add_argument("--concurrency", type=int, default=1000, help="of the awa worker")
     parser.add_argument("--check", action="store_true", help="fail when slower than naive")
     options = parser.parse_args()
     report = Report("drain")

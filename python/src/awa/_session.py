@@ -96,6 +96,8 @@ class SessionSettings:
         extra.setdefault("application_name", f"{self.application_name} {role}")
         if "application_name" in given:
             extra.pop("application_name")
+        # Whatever the role or the environment says: JSON is UTF-8.
+        extra["client_encoding"] = "UTF8"
         return make_conninfo(self.conninfo, **extra)
 
     @property

@@ -36,7 +36,11 @@ class Database:
     def connect(cls, conninfo: str, *, schema: str) -> Database:
         """Connect, with a name that shows up in `pg_stat_activity`."""
         conn = psycopg.connect(
-            conninfo, autocommit=True, row_factory=dict_row, fallback_application_name="awa"
+            conninfo,
+            autocommit=True,
+            row_factory=dict_row,
+            fallback_application_name="awa",
+            client_encoding="UTF8",
         )
         conn.adapters.register_loader("timestamptz", _TimeLoader)
         return cls(conn, schema)
