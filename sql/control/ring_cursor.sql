@@ -28,14 +28,14 @@ BEGIN
     IF p_ring = 'queue' THEN
         RETURN QUERY
         SELECT s.slot, coalesce(r.generation, 0), r.rotated_at
-        FROM generate_series(0, 15) s (slot)
+        FROM generate_series(0, @extschema@._slot_count('queue') - 1) s (slot)
         LEFT JOIN LATERAL (SELECT x.generation, x.rotated_at FROM @extschema@.queue_ring_rotations x
                            WHERE x.slot = s.slot ORDER BY x.generation DESC LIMIT 1) r ON true
         WHERE r.generation IS NOT NULL OR s.slot = 0;
     ELSE
         RETURN QUERY
         SELECT s.slot, coalesce(r.generation, 0), r.rotated_at
-        FROM generate_series(0, 7) s (slot)
+        FROM generate_series(0, @extschema@._slot_count('claim') - 1) s (slot)
         LEFT JOIN LATERAL (SELECT x.generation, x.rotated_at FROM @extschema@.claim_ring_rotations x
                            WHERE x.slot = s.slot ORDER BY x.generation DESC LIMIT 1) r ON true
         WHERE r.generation IS NOT NULL OR s.slot = 0;
@@ -44,6 +44,34 @@ END
 $function$;
 COMMENT ON FUNCTION @extschema@._ring_slots(text) IS
     'Internal: newest generation of every slot in use, and when it became current.';
+
+-- Slots whose newest generation is p_low or later. Claims ask for them whenever more than the current slot matters,
+-- so a few generations are read from the end of the ledger; only for a lane far behind is every slot probed.
+CREATE OR REPLACE FUNCTION @extschema@._queue_slots_since(p_low bigint)
+RETURNS TABLE (slot integer, generation bigint)
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+AS $function$
+BEGIN
+    IF @extschema@._ring_cursor('queue') / 64 - p_low > @extschema@._slot_count('queue') THEN
+        RETURN QUERY SELECT s.slot, s.generation FROM @extschema@._ring_slots('queue') s WHERE s.generation >= p_low;
+    ELSE
+        RETURN QUERY
+        SELECT r.slot, max(r.generation)
+        FROM @extschema@.queue_ring_rotations r
+        WHERE r.generation >= p_low
+        GROUP BY r.slot
+        UNION ALL
+        -- Generation 0 is slot 0 and has no row.
+        SELECT 0, 0::bigint
+        WHERE p_low <= 0 AND NOT EXISTS (SELECT FROM @extschema@.queue_ring_rotations r WHERE r.slot = 0);
+    END IF;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._queue_slots_since(bigint) IS
+    'Internal: queue slots that became current in a generation or later, with their newest one.';
 
 -- When a slot stopped being current; NULL for the current one and for one that never was.
 CREATE OR REPLACE FUNCTION @extschema@._slot_left_at(p_ring text, p_slot integer)

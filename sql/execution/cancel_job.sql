@@ -10,7 +10,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$
 BEGIN
-    FOR v_slot IN 0 .. 7 LOOP
+    FOR v_slot IN 0 .. @extschema@._slot_count('claim') - 1 LOOP
         CONTINUE WHEN NOT @extschema@._leaf_in_use('lease_claim_batches', v_slot);
         EXECUTE format('SELECT %1$s, b.batch_id, b.owner, b.claimed_at, b.deadline_at
                         FROM @extschema@.lease_claim_batches_%1$s b

@@ -64,8 +64,7 @@ DECLARE
 BEGIN
     FOR v_slot IN
         SELECT s.slot
-        FROM @extschema@._ring_slots('queue') s
-        WHERE s.generation >= v_emission.low
+        FROM @extschema@._queue_slots_since(v_emission.low) s
         ORDER BY s.generation
     LOOP
         CONTINUE WHEN NOT @extschema@._leaf_in_use('ready_entries', v_slot);

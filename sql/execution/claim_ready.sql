@@ -42,7 +42,7 @@ BEGIN
 END
 $function$;
 COMMENT ON FUNCTION @extschema@._see_leaf(integer, int8multirange, integer, boolean) IS
-    'Internal: candidates of a claim in one leaf.';
+    'Internal: waiting rows of one leaf among the wanted positions; alone: the caller holds the mutation lock.';
 
 -- What a claim looks at: positions behind the cursor (gaps and held) in every leaf, then those beyond
 -- it from the oldest leaf that can matter.
@@ -68,8 +68,7 @@ BEGIN
     ELSE
         RETURN QUERY
         SELECT s.slot, s.generation, true, v_beyond, p_limit
-        FROM @extschema@._ring_slots('queue') s
-        WHERE s.generation >= p_emission.low
+        FROM @extschema@._queue_slots_since(p_emission.low) s
         ORDER BY s.generation;
     END IF;
 END

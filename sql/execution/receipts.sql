@@ -13,7 +13,7 @@ SET enable_sort = off
 SET jit = off
 AS $function$
 BEGIN
-    IF p_slot IS NULL OR p_slot NOT BETWEEN 0 AND 7 THEN
+    IF p_slot IS NULL OR p_slot NOT BETWEEN 0 AND @extschema@._slot_count('claim') - 1 THEN
         RETURN;
     END IF;
     EXECUTE format('SELECT b.ready_slot, b.owner, b.is_plain, b.claimed_at, b.deadline_at, b.positions

@@ -40,7 +40,7 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE
     WHEN p_positions[cardinality(p_positions)] - p_positions[1] = cardinality(p_positions) - 1
     THEN int8multirange(int8range(p_positions[1], p_positions[cardinality(p_positions)], '[]'))
-    ELSE (SELECT coalesce(range_agg(int8range(p, p, '[]')), '{}') FROM unnest(p_positions) p) END;
+    ELSE @extschema@._to_set(p_positions) END;
 COMMENT ON FUNCTION @extschema@._sorted_to_set(bigint[]) IS
     'Internal: an ascending list of distinct positions as a set, fast.';
 

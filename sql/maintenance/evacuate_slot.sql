@@ -8,11 +8,6 @@ CREATE OR REPLACE FUNCTION @extschema@._evacuate_lane(p_slot integer, p_lane int
 RETURNS bigint
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off
-SET enable_bitmapscan = off
-SET enable_hashjoin = off
-SET enable_mergejoin = off
-SET jit = off
 AS $function$
 DECLARE
     v_target integer;
@@ -21,16 +16,8 @@ BEGIN
     PERFORM pg_current_xact_id();
     v_target := @extschema@._ring_cursor('queue') % 64;
     -- pause point: evacuate
-    EXECUTE format($query$
-        SELECT array_agg(x."position") FROM (
-            SELECT r."position" FROM unnest($1) g, LATERAL (
-                SELECT e."position" FROM @extschema@.ready_entries_%1$s e
-                WHERE e."position" >= lower(g) AND e."position" < upper(g)
-                  AND NOT EXISTS (SELECT FROM @extschema@.ready_tombstones_%1$s t WHERE t."position" = e."position")
-                ORDER BY e."position" LIMIT $2) r
-            LIMIT $2) x
-        $query$, p_slot) INTO v_positions
-        USING @extschema@._unclaimed_set(@extschema@._newest_emission(p_lane)), p_limit;
+    v_positions := (@extschema@._see_leaf(
+        p_slot, @extschema@._unclaimed_set(@extschema@._newest_emission(p_lane)), p_limit::integer, true)).positions;
     PERFORM @extschema@._move_ready(v_positions, p_slot, v_target);
     RETURN coalesce(cardinality(v_positions), 0);
 END

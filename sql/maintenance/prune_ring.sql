@@ -34,26 +34,11 @@ CREATE OR REPLACE FUNCTION @extschema@._count_waiting(p_slot integer, p_lane int
 RETURNS bigint
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off
-SET enable_bitmapscan = off
-SET enable_hashjoin = off
-SET enable_mergejoin = off
-SET jit = off
 AS $function$
-DECLARE
-    v_count bigint;
 BEGIN
-    EXECUTE format($query$
-        SELECT count(*) FROM (
-            SELECT FROM unnest($1) g, LATERAL (
-                SELECT r."position" FROM @extschema@.ready_entries_%1$s r
-                WHERE r."position" >= lower(g) AND r."position" < upper(g)
-                  AND NOT EXISTS (SELECT FROM @extschema@.ready_tombstones_%1$s t WHERE t."position" = r."position")
-                ORDER BY r."position" LIMIT $2) x
-            LIMIT $2) w
-        $query$, p_slot) INTO v_count
-        USING @extschema@._unclaimed_set(@extschema@._newest_emission(p_lane)), p_most;
-    RETURN v_count;
+    RETURN coalesce(cardinality((@extschema@._see_leaf(
+        p_slot, @extschema@._unclaimed_set(@extschema@._newest_emission(p_lane)), p_most::integer, false
+        )).positions), 0);
 END
 $function$;
 COMMENT ON FUNCTION @extschema@._count_waiting(integer, integer, bigint) IS

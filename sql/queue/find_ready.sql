@@ -10,7 +10,7 @@ SET enable_sort = off
 SET jit = off
 AS $function$
 BEGIN
-    FOR v_slot IN 0 .. 15 LOOP
+    FOR v_slot IN 0 .. @extschema@._slot_count('queue') - 1 LOOP
         CONTINUE WHEN NOT @extschema@._leaf_in_use('ready_entries', v_slot);
         RETURN QUERY EXECUTE format($query$
             SELECT %1$s, r."position", r.run_at, r.kind, r.args, r.ext,

@@ -101,7 +101,7 @@ DECLARE
     v_done @extschema@.done_entries;
     v_row @extschema@.done_entries;
 BEGIN
-    FOR v_slot IN 0 .. 15 LOOP
+    FOR v_slot IN 0 .. @extschema@._slot_count('queue') - 1 LOOP
         CONTINUE WHEN NOT @extschema@._leaf_in_use('done_entries', v_slot);
         EXECUTE format('SELECT d.* FROM @extschema@.done_entries_%s d
                         WHERE d.job_id = $1

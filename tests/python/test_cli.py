@@ -428,3 +428,60 @@ def test_dev_alone_prints_its_dsn_and_ends_by_a_signal() -> None:
         assert process.stdout is not None
         dsn = process.stdout.readline().strip()
         assert awa(dsn, "queues", "--json").json == []
+
+
+def test_numbers_that_are_too_large_are_named(database: Database) -> None:
+    too_large = 99999999999999999999999
+    for words in (
+        ("insert", "k", "-p", 3_000_000_000),
+        ("jobs", "show", too_large),
+        ("dlq", "purge", too_large),
+    ):
+        answer = awa(database.dsn, *words)
+        assert answer.code == 1
+        assert "out of range" in answer.err
+
+
+def test_arguments_that_are_not_text_are_refused(database: Database) -> None:
+    for words in (("insert", "k", '{"a": "\udcff"}'), ("jobs", "-k", "\udcff")):
+        answer = awa(database.dsn, *words)
+        assert answer.code == 1
+        assert answer.err.startswith("error: not valid text")
+    assert awa(database.dsn, "insert", "k", "NaN").code == 2
+
+
+def test_a_time_that_python_cannot_express_does_not_hide_the_other_jobs(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    conn.execute("SELECT awa.insert_job('far', run_at => '10000-06-01 00:00+00')")
+    conn.execute("SELECT awa.insert_job('near')")
+    rows = awa(database.dsn, "jobs", "--json").json
+    assert {row["kind"] for row in rows} == {"far", "near"}
+
+
+def test_a_second_signal_ends_a_loop_whose_query_does_not_come_back(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    conn.execute("SELECT awa.insert_job('k')")  # else there is nothing to count
+    with database.connect(autocommit=False) as blocker:
+        blocker.execute("LOCK TABLE awa.ready_entries")
+        process = subprocess.Popen(
+            [sys.executable, "-m", "awa", "queues", "--watch"],
+            env=environment(database.dsn),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        with process:
+            try:
+                query = "SELECT count(*) FROM pg_locks WHERE NOT granted AND database = ANY ("
+                query += "SELECT oid FROM pg_database WHERE datname = current_database())"
+                end = time.monotonic() + 20
+                while conn.execute(query).fetchone() == (0,):
+                    assert time.monotonic() < end
+                    time.sleep(0.02)
+                while process.poll() is None and time.monotonic() < end:
+                    process.send_signal(signal.SIGINT)
+                    time.sleep(0.2)
+                assert process.returncode == 1
+            finally:
+                process.kill()

@@ -18,6 +18,9 @@ import pytest
 from psycopg.types.json import Jsonb
 
 import awa
+from awa._maintenance import Maintenance
+from awa._session import Outage, SessionSettings
+from awa.outcomes import Outcome
 from conftest import Database
 
 Scenario = Callable[[], Awaitable[None]]
@@ -826,6 +829,172 @@ def test_a_worker_that_can_store_no_results_stops(
 
     assert asyncio.run(scenario()) == 1
     assert "the worker is broken and stops" in caplog.text
+
+
+def test_whatever_a_handler_raises_or_returns_its_job_ends_and_its_slot_is_free(
+    database: Database, client: awa.Client
+) -> None:
+    class NoMessage(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no message")
+
+    class NoDump:
+        def model_dump(self, mode: str) -> object:
+            raise KeyError(mode)
+
+    async def later() -> None:
+        await asyncio.sleep(0)
+
+    raised: dict[str, Callable[[], BaseException]] = {
+        "no message": NoMessage,
+        "outcome": Outcome,
+        "generator exit": GeneratorExit,
+        "base": BaseException,
+        "exit": SystemExit,
+        "cancelled": asyncio.CancelledError,
+        "stop": StopIteration,
+    }
+    returned: dict[str, Callable[[], object]] = {
+        "no dump": NoDump,
+        "base outcome": Outcome,
+        "outcome class": lambda: awa.Snooze,
+        "coroutine": later,
+        "nan": lambda: float("nan"),
+        "too long": lambda: "x" * 2_000_000,
+        "far too long": lambda: "x" * 80_000_000,
+    }
+    handlers = awa.Handlers()
+
+    def act(name: str) -> object:
+        if name in raised:
+            raise raised[name]()
+        return returned[name]()
+
+    @handlers.task(keep_result=True)
+    def in_thread(name: str) -> object:
+        return act(name)
+
+    @handlers.task(keep_result=True)
+    async def at_once(name: str) -> object:
+        return act(name)
+
+    @handlers.task(keep_result=True)
+    async def after_a_wait(name: str) -> object:
+        await asyncio.sleep(0.001)
+        return act(name)
+
+    ids = {
+        (task.kind, name): task.options(max_attempts=1).insert(client, name).job_id
+        for task in (in_thread, at_once, after_a_wait)
+        for name in (*raised, *returned)
+    }
+
+    async def scenario(worker: awa.Worker) -> None:
+        await until(ended(client, *ids.values()))
+        await until(lambda: not worker.running and not len(worker.holds))
+
+    # Fewer slots than jobs: none may be lost.
+    work(database, handlers, scenario, queues=2)
+    infos = {key: client.job(job_id) for key, job_id in ids.items()}
+    assert {info.state for info in infos.values()} == {"failed"}
+    assert "NoMessage" in infos["at_once", "no message"].errors[0]["error"]
+    assert "coroutine" in infos["in_thread", "coroutine"].errors[0]["error"]
+
+
+def test_a_job_does_not_fail_for_a_result_that_nobody_asked_for(
+    database: Database, client: awa.Client
+) -> None:
+    async def long_result() -> str:
+        return "x" * 2_000_000
+
+    job_id = client.insert_job("long_result").job_id
+
+    async def scenario(worker: awa.Worker) -> None:
+        await until(ended(client, job_id))
+
+    work(database, {"long_result": long_result}, scenario)
+    assert client.job(job_id).state == "completed"
+
+
+def test_a_thread_that_ends_after_its_worker_reports_its_outcome(
+    database: Database, client: awa.Client
+) -> None:
+    handlers = awa.Handlers()
+    release = threading.Event()
+    running = threading.Semaphore(0)
+
+    def wait() -> None:
+        running.release()
+        release.wait(20)
+
+    @handlers.task()
+    def snoozes() -> awa.Snooze:
+        wait()
+        return awa.Snooze(3600)
+
+    @handlers.task()
+    def fails() -> None:
+        wait()
+        raise awa.Fail("hopeless")
+
+    @handlers.task(completes_itself=True)
+    def forgets() -> None:
+        wait()
+
+    ids = [task.insert(client).job_id for task in (snoozes, fails, forgets)]
+
+    async def scenario(worker: awa.Worker) -> None:
+        for _ in ids:
+            await asyncio.to_thread(running.acquire)
+
+    worker = work(database, handlers, scenario, grace=0.1)
+    release.set()
+    worker.heartbeat.join(10)
+    assert [client.job(job_id).state for job_id in ids] == ["scheduled", "failed", "retryable"]
+
+
+def test_a_host_that_is_cancelled_twice_leaves_nothing_behind(
+    database: Database, client: awa.Client
+) -> None:
+    async def forever() -> None:
+        await asyncio.sleep(3600)
+
+    job_id = client.insert_job("forever").job_id
+
+    async def host() -> None:
+        async with awa.Worker(database.dsn, {"forever": forever}):
+            await asyncio.sleep(3600)
+
+    async def run() -> None:
+        hosting = asyncio.create_task(host())
+        await until(lambda: client.job(job_id).state == "running")
+        hosting.cancel()
+        await asyncio.sleep(0.1)
+        hosting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(hosting, 10)
+        assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("awa")]
+
+    asyncio.run(run())
+    assert not [t for t in threading.enumerate() if t.name == "awa heartbeat"]
+    assert client.job(job_id).state == "retryable"
+
+
+def test_maintenance_that_gets_no_answer_does_not_keep_the_worker() -> None:
+    async def run() -> None:
+        settings = SessionSettings("", "awa", pooler=False)
+        maintenance = Maintenance(settings, "awa", Outage())
+
+        async def no_answer(step: str) -> int:
+            await asyncio.sleep(3600)
+            return 0
+
+        maintenance._step = no_answer  # type: ignore[method-assign]
+        maintenance.start()
+        await asyncio.sleep(0)
+        await asyncio.wait_for(maintenance.close(), 10)
+
+    asyncio.run(run())
 
 
 def test_a_handler_that_refuses_to_stop_does_not_keep_the_worker(

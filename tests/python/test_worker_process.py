@@ -168,6 +168,29 @@ def test_a_thread_that_outlives_its_worker_keeps_its_lease(
     assert attempts == [1]
 
 
+def test_a_process_ends_although_a_handler_refuses_to_stop(
+    database: Database, client: awa.Client, conn: psycopg.Connection
+) -> None:
+    with process(database, grace=0.5) as worker:
+        client.insert_job("stubborn")
+        until(lambda: marks(conn, "start"))
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(20) == 1
+
+
+def test_a_keyboard_interrupt_in_a_handler_is_its_failure_only(
+    database: Database, client: awa.Client
+) -> None:
+    with process(database) as worker:
+        ids = [
+            client.insert_job("interrupted", {"by": by}, max_attempts=1).job_id
+            for by in ("async", "wait", "thread")
+        ]
+        until(lambda: all(client.job(job_id).state == "failed" for job_id in ids))
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(20) == 0
+
+
 def test_a_worker_can_be_stopped_while_the_database_is_away() -> None:
     worker = subprocess.Popen([sys.executable, SCRIPT, "host=127.0.0.1 port=1"])
     time.sleep(1)
@@ -304,18 +327,22 @@ def test_no_answer_is_read_as_an_empty_queue_under_hostile_defaults(
         "lock_timeout = '100ms'",
         "idle_in_transaction_session_timeout = '1s'",
         "timezone = 'Asia/Kolkata'",
+        "client_encoding = 'LATIN1'",
+        "idle_session_timeout = '300ms'",
     ):
         conn.execute(f"ALTER DATABASE {database.name} SET {setting}")
     seen: list[int] = []
 
-    async def handler(i: int) -> None:
+    async def handler(i: int, name: str) -> str:
         await asyncio.sleep(1.5 if i < 5 else 0.001)
         seen.append(i)
+        assert name == "\u6f22"
+        return name
 
     async def scenario() -> None:
         async with awa.Worker(database.dsn, {"k": handler}):
             for n in range(0, 500, 50):
-                client.insert_many("k", [{"i": i} for i in range(n, n + 50)])
+                client.insert_many("k", [{"i": i, "name": "\u6f22"} for i in range(n, n + 50)])
                 await asyncio.sleep(0.05)
             while client.queue_counts("default").completed < 500:
                 await asyncio.sleep(0.05)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sys
 import threading
@@ -75,6 +76,30 @@ async def quick(job: awa.Job) -> None:
     """Mark and end."""
     await asyncio.sleep(0.001)
     await asyncio.to_thread(record, job, "end")
+
+
+@handlers.task()
+async def stubborn(job: awa.Job) -> None:
+    """Refuse to be cancelled."""
+    await asyncio.to_thread(record, job, "start")
+    while True:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+
+
+def interrupt() -> None:
+    """Raise what Ctrl-C raises, without a Ctrl-C."""
+    raise KeyboardInterrupt
+
+
+@handlers.task()
+async def interrupted(by: str) -> None:
+    """Raise KeyboardInterrupt in one of the places where a handler runs."""
+    if by == "wait":
+        await asyncio.sleep(0.001)
+    if by == "thread":
+        await asyncio.to_thread(interrupt)
+    interrupt()
 
 
 if __name__ == "__main__":

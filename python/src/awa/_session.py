@@ -29,7 +29,9 @@ _DEFAULTS: Mapping[str, str | int] = {
     "keepalives_count": 3,
     "tcp_user_timeout": 20_000,
 }
-_READ_COMMITTED = "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED"
+# Nor may the role's defaults end a connection that waits for work.
+KEEP_IDLE = "SET idle_session_timeout = 0"
+_SET_UP = "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED; " + KEEP_IDLE
 
 
 class Backoff:
@@ -134,7 +136,7 @@ class AsyncSession:
                 # A session setting would stay behind on a connection that others use.
                 await conn.set_isolation_level(IsolationLevel.READ_COMMITTED)
             else:
-                await conn.execute(_READ_COMMITTED)
+                await conn.execute(_SET_UP)
             # Left undecoded: most handlers never look at them.
             for name in ("timestamptz", "jsonb"):
                 conn.adapters.register_loader(name, ByteaBinaryLoader)
@@ -186,7 +188,7 @@ def connect_blocking(settings: SessionSettings, role: str) -> Connection[Any]:
         if settings.pooler:
             conn.isolation_level = IsolationLevel.READ_COMMITTED
         else:
-            conn.execute(_READ_COMMITTED)
+            conn.execute(_SET_UP)
     except BaseException:
         conn.close()
         raise
@@ -194,6 +196,7 @@ def connect_blocking(settings: SessionSettings, role: str) -> Connection[Any]:
 
 
 __all__ = [
+    "KEEP_IDLE",
     "AsyncSession",
     "Backoff",
     "Outage",

@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 from psycopg import AsyncConnection, sql
 
-from ._session import Backoff, Outage, SessionSettings, logger
+from ._session import KEEP_IDLE, Backoff, Outage, SessionSettings, logger
 
 SELF_TEST_SECONDS = 5.0
 
@@ -108,6 +108,7 @@ class Listener:
         self._conn = conn
         conn.add_notify_handler(self._notified)
         self._fd = conn.fileno()
+        await conn.execute(KEEP_IDLE)
         await self._execute_listen([self._test_channel, *self._wanted])
 
     async def _execute_listen(self, channels: list[str]) -> None:

@@ -171,20 +171,38 @@ class Worker:
         tb: TracebackType | None,
     ) -> None:
         self.stop()
-        if self._is_running:
-            self._is_running = False
-            self._is_clean = await shut_down(self) and not self._is_broken
-            self.heartbeat.stop()
-            if self._maintenance is not None:
-                await self._maintenance.close()
-            if self.listener is not None:
-                await self.listener.close()
-            if self._threads is not None:
-                self._threads.shutdown(wait=False)
-            await self._finishes.close()
-            await asyncio.to_thread(self.heartbeat.join, 1.0 if self._is_clean else 0.1)
-            logger.info("worker stopped%s", "" if self._is_clean else ", some jobs were cut short")
+        if not self._is_running:
+            await self._claims.close()
+            return
+        self._is_running = False
+        self._is_clean = False
+        try:
+            self._is_clean = await self._shut_down() and not self._is_broken
+        finally:
+            await self._close()
+
+    async def _shut_down(self) -> bool:
+        closing = self.loop.create_task(shut_down(self), name="awa shutdown")
+        try:
+            return await asyncio.shield(closing)
+        except asyncio.CancelledError:
+            # The host does not want to wait, like somebody who sends a second signal.
+            self.stop(grace=0)
+            await closing
+            raise
+
+    async def _close(self) -> None:
+        self.heartbeat.stop()
+        if self._maintenance is not None:
+            await self._maintenance.close()
+        if self.listener is not None:
+            await self.listener.close()
+        if self._threads is not None:
+            self._threads.shutdown(wait=False)
+        await self._finishes.close()
         await self._claims.close()
+        await asyncio.to_thread(self.heartbeat.join, 1.0 if self._is_clean else 0.1)
+        logger.info("worker stopped%s", "" if self._is_clean else ", some jobs were cut short")
 
     async def run(self) -> int:
         """Work until a signal or stop(); 0 after a clean stop, 1 when handlers were cut short."""
