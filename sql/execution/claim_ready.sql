@@ -371,9 +371,10 @@ BEGIN
         FROM (SELECT r."position", r.job_id IS NULL AND r.ext IS NULL AS is_plain,
                      coalesce((r.ext ->> 'deadline_seconds')::numeric, $2) AS seconds,
                      CASE WHEN r.kind = ANY ($3) THEN r."position" END AS separate
-              FROM @extschema@.ready_entries_%s r WHERE r."position" = ANY ($1)) g
+              FROM unnest($1) s (s), @extschema@.ready_entries_%s r
+              WHERE r."position" >= lower(s.s) AND r."position" < upper(s.s)) g
         GROUP BY g.seconds, g.separate ORDER BY min(g."position")
-        $query$, p_leaf) USING p_positions, p_deadline_seconds, p_separate;
+        $query$, p_leaf) USING @extschema@._sorted_to_set(p_positions), p_deadline_seconds, p_separate;
 END
 $function$;
 COMMENT ON FUNCTION @extschema@._receipt_groups(integer, bigint[], boolean, numeric, text[]) IS
@@ -394,6 +395,7 @@ DECLARE
     v_group record;
     v_batch bigint;
     v_deadline timestamptz;
+    v_positions int8multirange;
     v_values text;
 BEGIN
     -- pause point: receipt
@@ -403,10 +405,10 @@ BEGIN
     LOOP
         v_batch := nextval('@extschema@.claim_batch_ids');
         v_deadline := p_now + make_interval(secs => v_group.seconds::double precision);
+        v_positions := @extschema@._sorted_to_set(v_group.positions);
         INSERT INTO @extschema@.lease_claim_batches
             (batch_id, claimed_at, deadline_at, owner, slot, ready_slot, is_plain, positions)
-        VALUES (v_batch, p_now, v_deadline, p_owner, v_slot, p_leaf, v_group.is_plain,
-                @extschema@._sorted_to_set(v_group.positions));
+        VALUES (v_batch, p_now, v_deadline, p_owner, v_slot, p_leaf, v_group.is_plain, v_positions);
         -- First attempts of jobs without options need no look into ext; planning that costs more than running it.
         v_values := CASE WHEN v_group.is_plain THEN
             $values$r."position", r.kind, $2, r.args, $3, 1, 25, r.run_at, r.run_at,
@@ -419,10 +421,11 @@ BEGIN
                 r.ext -> 'metadata', r.ext -> 'progress', r.ext ->> 'trace', $4,
                 coalesce((r.ext ->> 'run_lease')::bigint, 0) + 1, $5, $6, r."position"$values$
         END;
+        -- By ranges: a list of positions costs a descent of the index for each before PostgreSQL 17.
         RETURN QUERY EXECUTE format('SELECT %s
-                                     FROM @extschema@.ready_entries_%s r
-                                     WHERE r."position" = ANY ($1)', v_values, p_leaf)
-            USING v_group.positions, p_queue, p_priority, v_deadline, v_slot, v_batch;
+                                     FROM unnest($1) s (s), @extschema@.ready_entries_%s r
+                                     WHERE r."position" >= lower(s.s) AND r."position" < upper(s.s)', v_values, p_leaf)
+            USING v_positions, p_queue, p_priority, v_deadline, v_slot, v_batch;
     END LOOP;
 END
 $function$;

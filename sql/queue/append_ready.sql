@@ -166,8 +166,9 @@ BEGIN
     -- From table to table: the bodies of a few thousand jobs may not fit into memory.
     EXECUTE format('INSERT INTO @extschema@.ready_entries ("position", run_at, job_id, slot, kind, args, ext)
                     SELECT r."position", r.run_at, r.job_id, $2, r.kind, r.args, r.ext
-                    FROM @extschema@.ready_entries_%s r WHERE r."position" = ANY ($1)', p_from)
-        USING p_positions, p_to;
+                    FROM unnest($1) s (s), @extschema@.ready_entries_%s r
+                    WHERE r."position" >= lower(s.s) AND r."position" < upper(s.s)', p_from)
+        USING @extschema@._sorted_to_set(p_positions), p_to;
     INSERT INTO @extschema@.ready_tombstones ("position", slot)
     SELECT p, p_from FROM unnest(p_positions) p;
 END

@@ -47,6 +47,7 @@ DIRECTED_LONG = [
 ]
 # Schedules so rare that six seeds do not meet them.
 ONLY_DIRECTED = {
+    "cursor read in one snapshot",
     "tombstone not read after the lock",
     "cancel does not look again",
     "hint from uncommitted rows",
