@@ -33,9 +33,10 @@
 \ir execution/choose_lanes.sql
 \ir execution/claim_ready.sql
 \ir execution/move_attempt.sql
+\ir execution/attempt_state.sql
 \ir execution/complete_attempts.sql
 \ir execution/finish_attempts.sql
-\ir execution/attempt_state.sql
+\ir execution/leases.sql
 \ir execution/cancel_job.sql
 \ir execution/job_info.sql
 

@@ -171,7 +171,7 @@ BEGIN
     BEGIN
         LOCK TABLE @extschema@.ready_entries, @extschema@.ready_claim_attempt_batches, @extschema@.done_entries,
             @extschema@.receipt_completion_batches, @extschema@.lease_claim_batches,
-            @extschema@.lease_claim_closures IN ACCESS SHARE MODE;
+            @extschema@.lease_claim_closures, @extschema@.leases IN ACCESS SHARE MODE;
         v_counts := @extschema@._count_jobs(queue);
         RAISE EXCEPTION USING ERRCODE = 'JQ000';
     EXCEPTION WHEN SQLSTATE 'JQ000' THEN

@@ -34,6 +34,8 @@ BEGIN
     LEFT JOIN @extschema@._list_ready() r ON r.slot = d.slot AND r."position" = d."position",
     LATERAL @extschema@._done_info(d, r.job) i;
     RETURN QUERY
+    SELECT i.* FROM @extschema@.failed_entries f, LATERAL @extschema@._done_info(@extschema@._as_done(f), NULL) i;
+    RETURN QUERY
     SELECT (x.info).job_id, 'completed', (x.info).kind, (x.info).queue, (x.info).priority, (x.info).args,
            (x.info).attempt, (x.info).max_attempts, (x.info).run_lease, (x.info).run_at, (x.info).created_at,
            x.attempted_at, x.finalized_at, NULL::timestamptz, (x.info).tags, (x.info).metadata, NULL::jsonb,
@@ -45,7 +47,7 @@ BEGIN
           JOIN @extschema@._list_ready() r ON r.slot = b.slot AND r."position" = b."position") x;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._list_terminal() IS 'Internal: terminal jobs that are still in the ring.';
+COMMENT ON FUNCTION @extschema@._list_terminal() IS 'Internal: terminal jobs within retention.';
 
 CREATE OR REPLACE FUNCTION @extschema@._list_dlq()
 RETURNS SETOF @extschema@.job_info
@@ -75,6 +77,7 @@ BEGIN
             LATERAL @extschema@._running_info(r.job, r."position") i
         WHERE i.job_id IS NOT NULL;
     END LOOP;
+    RETURN QUERY SELECT i.* FROM @extschema@.leases l, LATERAL @extschema@._lease_info(l) i WHERE l.outcome IS NULL;
     RETURN QUERY SELECT t.* FROM @extschema@._list_terminal() t;
     RETURN QUERY SELECT d.* FROM @extschema@._list_dlq() d;
 END

@@ -10,15 +10,21 @@ AS $function$
 DECLARE
     v_batch record;
     v_job @extschema@._job;
+    v_lease @extschema@.leases;
 BEGIN
     PERFORM @extschema@._require_read_committed();
     PERFORM pg_advisory_xact_lock_shared(@extschema@._lock_key('batch', p_batch));
     v_batch := @extschema@._read_batch(p_slot, p_batch);
-    IF NOT coalesce(v_batch.positions @> p_position, false) OR v_batch.closed @> p_position THEN
-        RETURN false;
+    IF coalesce(v_batch.positions @> p_position, false) AND NOT v_batch.closed @> p_position THEN
+        SELECT (r.job).* INTO v_job FROM @extschema@._read_ready(v_batch.ready_slot, ARRAY[p_position]) r;
+        v_job.run_lease := v_job.run_lease + 1;
+    ELSE
+        v_lease := @extschema@._find_lease(p_batch, p_position);
+        IF v_lease.outcome IS NULL THEN
+            v_job := @extschema@._lease_job(v_lease);
+        END IF;
     END IF;
-    SELECT (r.job).* INTO v_job FROM @extschema@._read_ready(v_batch.ready_slot, ARRAY[p_position]) r;
-    IF v_job.job_id IS DISTINCT FROM p_job_id OR v_job.run_lease + 1 IS DISTINCT FROM p_run_lease THEN
+    IF v_job.job_id IS DISTINCT FROM p_job_id OR v_job.run_lease IS DISTINCT FROM p_run_lease THEN
         RETURN false;
     END IF;
     INSERT INTO @extschema@.attempt_state (batch_id, "position", progress, updated_at)
@@ -29,6 +35,13 @@ END
 $function$;
 COMMENT ON FUNCTION @extschema@._set_progress(bigint, bigint, integer, bigint, bigint, jsonb, timestamptz) IS
     'Internal: stores the progress of an open attempt; false when it is closed.';
+
+CREATE OR REPLACE FUNCTION @extschema@._progress_of(p_batch bigint, p_position bigint)
+RETURNS jsonb
+LANGUAGE sql STABLE PARALLEL SAFE
+RETURN (SELECT s.progress FROM @extschema@.attempt_state s
+        WHERE s.batch_id = p_batch AND s."position" = p_position);
+COMMENT ON FUNCTION @extschema@._progress_of(bigint, bigint) IS 'Internal: what a running attempt reported last.';
 
 -- Removes the progress of ending attempts and returns it by position. Costs one look at
 -- an empty file when nobody uses progress.

@@ -161,6 +161,8 @@ BEGIN
         IF v_job.job_id IS NOT NULL THEN
             PERFORM @extschema@._append_done(v_job, 'cancelled', NULL, NULL, NULL, p_now, p_reason, NULL);
             RETURN 'cancelled';
+        ELSIF @extschema@._cancel_lease(p_job_id, p_reason, p_now) THEN
+            RETURN 'cancelled_running';
         END IF;
         v_ready := @extschema@._look_up_ready(p_job_id);
         IF v_ready.slot IS NOT NULL THEN

@@ -19,7 +19,11 @@ BEGIN
     -- pause point: finish
     v_batch := @extschema@._read_batch(p_slot, p_batch);
     IF v_batch.positions IS NULL OR v_batch.owner <> p_instance THEN
-        RETURN QUERY SELECT NULL::bigint, NULL::bigint, 'stale', NULL::text FROM unnest(p_positions);
+        RETURN QUERY
+        SELECT l.*
+        FROM unnest(p_positions) WITH ORDINALITY p (pos, o),
+             LATERAL @extschema@._complete_lease(p_instance, p_batch, p.pos, p_now) l
+        ORDER BY p.o;
         RETURN;
     END IF;
     v_ok := v_set * v_batch.positions - v_batch.closed;
@@ -31,15 +35,16 @@ BEGIN
     RETURN QUERY
     SELECT a.*
     FROM @extschema@._completion_answers(
-        p_slot, p_batch, p_positions, v_ok, v_batch.is_plain, v_batch.ready_slot, v_batch.positions) a;
+        p_instance, p_slot, p_batch, p_positions, v_ok, v_batch.is_plain, v_batch.ready_slot, v_batch.positions,
+        p_now) a;
 END
 $function$;
 COMMENT ON FUNCTION @extschema@._complete_attempts(uuid, integer, bigint, bigint[], timestamptz) IS
     'Internal: completes positions of one batch.';
 
 CREATE OR REPLACE FUNCTION @extschema@._completion_answers(
-    p_slot integer, p_batch bigint, p_positions bigint[], p_ok int8multirange, p_is_plain boolean,
-    p_ready_slot integer, p_claimed int8multirange)
+    p_instance uuid, p_slot integer, p_batch bigint, p_positions bigint[], p_ok int8multirange, p_is_plain boolean,
+    p_ready_slot integer, p_claimed int8multirange, p_now timestamptz)
 RETURNS SETOF @extschema@.finish_result
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
@@ -50,15 +55,23 @@ BEGIN
         RETURN;
     END IF;
     RETURN QUERY
-    SELECT CASE WHEN p_is_plain AND p_claimed @> p.pos THEN p.pos ELSE (r.job).job_id END,
-           CASE WHEN p_is_plain AND p_claimed @> p.pos THEN 1 ELSE (r.job).run_lease + 1 END,
-           CASE WHEN p_ok @> p.pos THEN 'done'
-                WHEN p_claimed @> p.pos
-                     AND @extschema@._closure_outcome(p_slot, p_batch, p.pos) = 'completed'
-                THEN 'already_done'
-                ELSE 'stale' END,
+    SELECT CASE WHEN p.outcome = 'moved' THEN (p.answer).job_id
+                WHEN p_is_plain AND p_claimed @> p.pos THEN p.pos ELSE (r.job).job_id END,
+           CASE WHEN p.outcome = 'moved' THEN (p.answer).run_lease
+                WHEN p_is_plain AND p_claimed @> p.pos THEN 1 ELSE (r.job).run_lease + 1 END,
+           CASE WHEN p.outcome = 'moved' THEN (p.answer).result
+                WHEN p_ok @> p.pos THEN 'done'
+                WHEN p.outcome = 'completed' THEN 'already_done' ELSE 'stale' END,
            NULL::text
-    FROM unnest(p_positions) WITH ORDINALITY p (pos, o)
+    FROM (SELECT c.pos, c.o, c.outcome,
+                 CASE c.outcome WHEN 'moved'
+                                THEN @extschema@._complete_lease(p_instance, p_batch, c.pos, p_now) END AS answer
+          FROM (SELECT u.pos, u.o,
+                       CASE WHEN p_claimed @> u.pos AND NOT p_ok @> u.pos
+                            THEN @extschema@._closure_outcome(p_slot, p_batch, u.pos) END AS outcome
+                FROM unnest(p_positions) WITH ORDINALITY u (pos, o) OFFSET 0) c
+          -- Evaluated once, whatever is asked of the answer.
+          OFFSET 0) p
     LEFT JOIN @extschema@._read_ready(p_ready_slot, CASE WHEN p_is_plain THEN '{}'
         ELSE ARRAY(SELECT DISTINCT d FROM unnest(p_positions) d) END) r
         ON r."position" = p.pos
@@ -66,7 +79,7 @@ BEGIN
 END
 $function$;
 COMMENT ON FUNCTION @extschema@._completion_answers(
-    integer, bigint, bigint[], int8multirange, boolean, integer, int8multirange) IS
+    uuid, integer, bigint, bigint[], int8multirange, boolean, integer, int8multirange, timestamptz) IS
     'Internal: one answer per position of a completion.';
 
 -- Success inside the caller's own transaction, whatever its isolation: a closed attempt raises, one that
@@ -98,6 +111,10 @@ BEGIN
     END IF;
     IF NOT coalesce(v_batch.positions @> p_position, false) OR v_batch.closed @> p_position
        OR v_job.job_id IS DISTINCT FROM p_job_id OR v_job.run_lease + 1 IS DISTINCT FROM p_run_lease THEN
+        IF @extschema@._complete_leased_job(p_job_id, p_run_lease, p_batch, p_position, p_result, p_now) THEN
+            RETURN ROW(p_job_id, p_run_lease, 'completed', p_slot, p_batch, p_position,
+                p_now)::@extschema@.finalization_receipt;
+        END IF;
         PERFORM @extschema@._refuse('JQ001',
             format('attempt with lease %s of job %s is no longer current', p_run_lease, p_job_id),
             'Drop this result and roll back; another attempt owns the job, or it has ended.');

@@ -81,23 +81,28 @@ DECLARE
     v_compact int8multirange := '{}'::int8multirange;
     v_progress jsonb;
     v_outcome @extschema@.attempt_outcome;
+    v_answer text;
 BEGIN
     IF v_batch.positions IS NULL OR v_batch.owner <> p_instance THEN
-        RETURN QUERY SELECT i.ordinal, i.job_id, i.run_lease, 'stale', NULL::text FROM unnest(p_items) i;
+        RETURN QUERY
+        SELECT i.ordinal, i.job_id, i.run_lease, @extschema@._finish_lease(p_instance, i, p_now), NULL::text
+        FROM unnest(p_items) i;
         RETURN;
     END IF;
     FOREACH v_item IN ARRAY p_items LOOP
+        v_outcome := CASE WHEN v_compact @> v_item."position" THEN 'completed'
+                          WHEN v_batch.closed @> v_item."position"
+                          THEN @extschema@._closure_outcome(p_slot, p_batch, v_item."position") END;
+        -- The body of a moved attempt may be pruned, so its lease says whose it is.
         SELECT r.job AS job INTO v_body FROM @extschema@._read_ready(v_batch.ready_slot, ARRAY[v_item."position"]) r;
-        IF NOT v_batch.positions @> v_item."position" OR (v_body.job).job_id IS DISTINCT FROM v_item.job_id
-           OR (v_body.job).run_lease + 1 IS DISTINCT FROM v_item.run_lease THEN
-            RETURN NEXT ROW(v_item.ordinal, v_item.job_id, v_item.run_lease, 'stale', NULL)::@extschema@._finish_answer;
-            CONTINUE;
-        ELSIF v_batch.closed @> v_item."position" THEN
-            RETURN NEXT ROW(v_item.ordinal, v_item.job_id, v_item.run_lease,
-                CASE WHEN v_item.outcome = 'completed' AND v_compact @> v_item."position" THEN 'already_done'
-                     ELSE @extschema@._repeat_answer(p_slot, p_batch, v_item) END, NULL)::@extschema@._finish_answer;
-            CONTINUE;
-        END IF;
+        v_answer := CASE
+            WHEN v_outcome = 'moved' THEN @extschema@._finish_lease(p_instance, v_item, p_now)
+            WHEN NOT v_batch.positions @> v_item."position" OR (v_body.job).job_id IS DISTINCT FROM v_item.job_id
+                 OR (v_body.job).run_lease + 1 IS DISTINCT FROM v_item.run_lease THEN 'stale'
+            WHEN v_outcome IS NOT NULL THEN @extschema@._repeat_answer(v_outcome, v_item.outcome)
+            ELSE 'done' END;
+        RETURN NEXT ROW(v_item.ordinal, v_item.job_id, v_item.run_lease, v_answer, NULL)::@extschema@._finish_answer;
+        CONTINUE WHEN v_answer <> 'done' OR v_outcome IS NOT NULL;
         v_one := int8multirange(int8range(v_item."position", v_item."position", '[]'));
         v_batch.closed := v_batch.closed + v_one;
         IF v_item.outcome = 'completed'
@@ -114,7 +119,6 @@ BEGIN
                 p_slot, p_batch, v_batch.next_no, v_outcome, v_one, v_item.reason, p_now);
             v_batch.next_no := v_batch.next_no + 1;
         END IF;
-        RETURN NEXT ROW(v_item.ordinal, v_item.job_id, v_item.run_lease, 'done', NULL)::@extschema@._finish_answer;
     END LOOP;
     IF NOT isempty(v_compact) THEN
         PERFORM @extschema@._append_closure(p_slot, p_batch, v_batch.next_no, 'completed', v_compact, NULL, p_now);
@@ -142,20 +146,13 @@ $function$;
 COMMENT ON FUNCTION @extschema@._next_attempt(@extschema@._job) IS 'Internal: a ready job as its claim numbers it.';
 
 -- The same outcome again, by the same lease, is an answer that got lost; anything else is stale.
-CREATE OR REPLACE FUNCTION @extschema@._repeat_answer(p_slot integer, p_batch bigint, p_item @extschema@._finish_item)
+CREATE OR REPLACE FUNCTION @extschema@._repeat_answer(
+    p_was @extschema@.attempt_outcome, p_wanted @extschema@.attempt_outcome)
 RETURNS text
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path = pg_catalog, pg_temp
-AS $function$
-DECLARE
-    v_outcome @extschema@.attempt_outcome := @extschema@._closure_outcome(p_slot, p_batch, p_item."position");
-BEGIN
-    RETURN CASE WHEN v_outcome = p_item.outcome
-                     OR (v_outcome IN ('failed', 'dead_lettered') AND p_item.outcome IN ('failed', 'retried'))
-                THEN 'already_done' ELSE 'stale' END;
-END
-$function$;
-COMMENT ON FUNCTION @extschema@._repeat_answer(integer, bigint, @extschema@._finish_item) IS
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE WHEN p_was = p_wanted OR (p_was IN ('failed', 'dead_lettered') AND p_wanted IN ('failed', 'retried'))
+            THEN 'already_done' ELSE 'stale' END;
+COMMENT ON FUNCTION @extschema@._repeat_answer(@extschema@.attempt_outcome, @extschema@.attempt_outcome) IS
     'Internal: answer to a finish of a closed attempt.';
 
 -- One item that cannot be stored must not hold up its batch: the items are halved until it stands alone.
@@ -245,12 +242,17 @@ DECLARE
     v_batch record := @extschema@._read_batch(p_slot, p_batch);
     v_row record;
     v_done @extschema@.done_entries;
+    v_lease @extschema@.leases := @extschema@._find_lease(p_batch, p_position);
 BEGIN
-    IF v_batch.positions @> p_position AND EXISTS (
+    IF v_lease.job_id = p_job_id AND v_lease.run_lease = p_run_lease THEN
+        RETURN coalesce(v_lease.outcome::text, 'open');
+    ELSIF v_batch.positions @> p_position AND EXISTS (
         SELECT FROM @extschema@._read_ready(v_batch.ready_slot, ARRAY[p_position]) r
         WHERE (r.job).job_id = p_job_id AND (r.job).run_lease + 1 = p_run_lease) THEN
+        -- A moved one without a lease has ended, and the evidence is gone.
         RETURN CASE WHEN v_batch.closed @> p_position
-                    THEN @extschema@._closure_outcome(p_slot, p_batch, p_position)::text ELSE 'open' END;
+                    THEN replace(@extschema@._closure_outcome(p_slot, p_batch, p_position)::text, 'moved', 'unknown')
+                    ELSE 'open' END;
     END IF;
     FOR v_row IN SELECT f.slot FROM @extschema@._find_ready(p_job_id) f WHERE f."position" = p_position
                      AND coalesce((f.ext ->> 'run_lease')::bigint, 0) + 1 = p_run_lease LOOP

@@ -45,13 +45,30 @@ BEGIN
     v_info.attempted_at := v_receipt.claimed_at;
     v_info.deadline_at := v_receipt.deadline_at;
     v_info.instance_id := v_receipt.owner;
-    v_info.progress := coalesce((SELECT s.progress FROM @extschema@.attempt_state s
-                                 WHERE s.batch_id = v_receipt.batch_id AND s."position" = p_position), v_info.progress);
+    v_info.progress := coalesce(@extschema@._progress_of(v_receipt.batch_id, p_position), v_info.progress);
     RETURN v_info;
 END
 $function$;
 COMMENT ON FUNCTION @extschema@._running_info(@extschema@._job, bigint) IS
     'Internal: a running job, or NULL when its position has no open receipt.';
+
+CREATE OR REPLACE FUNCTION @extschema@._lease_info(p_lease @extschema@.leases)
+RETURNS @extschema@.job_info
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_info @extschema@.job_info := @extschema@._job_info_of(@extschema@._lease_job(p_lease), 'running');
+BEGIN
+    v_info.attempted_at := p_lease.claimed_at;
+    v_info.deadline_at := p_lease.deadline_at;
+    v_info.instance_id := p_lease.owner;
+    v_info.progress := coalesce(@extschema@._progress_of(p_lease.batch_id, p_lease."position"), v_info.progress);
+    RETURN v_info;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._lease_info(@extschema@.leases) IS
+    'Internal: a job that runs under a lease, in the form that job() answers.';
 
 CREATE OR REPLACE FUNCTION @extschema@._done_info(p_done @extschema@.done_entries, p_job @extschema@._job)
 RETURNS @extschema@.job_info
@@ -130,9 +147,12 @@ DECLARE
     v_done @extschema@.done_entries;
     v_job @extschema@._job;
     v_info @extschema@.job_info := @extschema@._backlog_info(p_job_id);
+    v_lease @extschema@.leases := @extschema@._find_open_lease(p_job_id);
 BEGIN
     IF v_info.job_id IS NOT NULL THEN
         RETURN v_info;
+    ELSIF v_lease.job_id IS NOT NULL THEN
+        RETURN @extschema@._lease_info(v_lease);
     END IF;
     IF v_ready.slot IS NOT NULL THEN
         SELECT (r.job).* INTO v_job FROM @extschema@._read_ready(v_ready.slot, ARRAY[v_ready."position"]) r;

@@ -125,7 +125,7 @@ $function$;
 COMMENT ON FUNCTION @extschema@._first_open_batch(integer, integer) IS
     'Internal: the first batch of a claim slot with open positions.';
 
--- Which of some positions of a batch are closed, and how.
+-- Which of some positions of a batch have ended, and how: moved ones when their lease has.
 CREATE OR REPLACE FUNCTION @extschema@._closed_positions(p_slot integer, p_batch bigint, p_positions int8multirange)
 RETURNS TABLE ("position" bigint, outcome @extschema@.attempt_outcome)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
@@ -138,9 +138,13 @@ BEGIN
     RETURN QUERY EXECUTE format('SELECT p, c.outcome
                                  FROM @extschema@.lease_claim_closures_%s c,
                                       LATERAL unnest(@extschema@._to_list(c.closed * $2)) p
-                                 WHERE c.batch_id = $1', p_slot)
+                                 WHERE c.batch_id = $1 AND c.outcome <> ''moved''', p_slot)
         USING p_batch, p_positions;
+    IF pg_relation_size('@extschema@.leases'::regclass) > 0 THEN
+        RETURN QUERY SELECT l."position", l.outcome FROM @extschema@.leases l
+                     WHERE l.batch_id = p_batch AND p_positions @> l."position" AND l.outcome IS NOT NULL;
+    END IF;
 END
 $function$;
 COMMENT ON FUNCTION @extschema@._closed_positions(integer, bigint, int8multirange) IS
-    'Internal: closed ones among positions of a batch.';
+    'Internal: ended ones among positions of a batch.';

@@ -1,5 +1,6 @@
 -- Receipts of running attempts: the claim ring, 8 slots, append only, emptied by TRUNCATE once every receipt is closed.
--- attempt_state is an ordinary table, written only for attempts that report progress. Written by this plane's files.
+-- leases and attempt_state are ordinary tables, written only for attempts that outlive their slots or report progress.
+-- Written by this plane's files.
 -- Invariants: closures of a batch are disjoint and within its positions; (batch_id, closure_no) is unique, so that a
 -- closure which an old snapshot cannot see makes a second one fail instead of being ignored.
 
@@ -37,6 +38,34 @@ CREATE TABLE @extschema@.lease_claim_closures (
 COMMENT ON TABLE @extschema@.lease_claim_closures IS 'Positions of a batch that ended, by outcome.';
 SELECT @extschema@._create_leaves('claim', 'lease_claim_closures', jsonb_build_object(
     'batch_id_key', 'UNIQUE INDEX %s ON %s (batch_id, closure_no)'));
+
+CREATE TABLE @extschema@.leases (
+    batch_id    bigint NOT NULL,
+    "position"  bigint NOT NULL,
+    job_id      bigint NOT NULL,
+    run_lease   bigint NOT NULL,
+    claimed_at  timestamptz NOT NULL,
+    deadline_at timestamptz,
+    run_at      timestamptz NOT NULL,
+    ended_at    timestamptz,
+    outcome     @extschema@.attempt_outcome,
+    owner       uuid NOT NULL,
+    priority    smallint NOT NULL,
+    shard       smallint NOT NULL,
+    attempt     smallint NOT NULL,
+    queue       text NOT NULL,
+    kind        text NOT NULL,
+    args        jsonb,
+    ext         jsonb,
+    CONSTRAINT leases_pkey PRIMARY KEY (batch_id, "position"),
+    CONSTRAINT leases_outcome_check CHECK ((outcome IS NULL) = (ended_at IS NULL))
+) WITH (fillfactor = 80, autovacuum_vacuum_threshold = 100, autovacuum_vacuum_scale_factor = 0.05);
+CREATE INDEX leases_job_id_idx ON @extschema@.leases (job_id);
+CREATE INDEX leases_ended_at_idx ON @extschema@.leases (ended_at) WHERE ended_at IS NOT NULL;
+COMMENT ON TABLE @extschema@.leases IS
+    'Attempts that outlived the slots of their receipt and body, with the body. '
+    'An ended one stays without body for attempt_evidence_seconds, as evidence.';
+SELECT @extschema@._mark_for_dump('@extschema@.leases');
 
 CREATE TABLE @extschema@.attempt_state (
     batch_id   bigint NOT NULL,

@@ -5,8 +5,9 @@ CREATE TYPE @extschema@.job_state AS ENUM
 COMMENT ON TYPE @extschema@.job_state IS 'State of a job. Terminal: completed, failed, cancelled.';
 
 CREATE TYPE @extschema@.attempt_outcome AS ENUM
-    ('completed', 'retried', 'snoozed', 'cancelled', 'failed', 'dead_lettered', 'released', 'rescued');
-COMMENT ON TYPE @extschema@.attempt_outcome IS 'What became of one attempt.';
+    ('completed', 'retried', 'snoozed', 'cancelled', 'failed', 'dead_lettered', 'released', 'rescued', 'moved');
+COMMENT ON TYPE @extschema@.attempt_outcome IS
+    'What became of one attempt. moved: it goes on; its receipt was replaced by a lease.';
 
 CREATE TYPE @extschema@.insert_result AS (job_id bigint, state @extschema@.job_state, duplicate boolean, pressure text);
 COMMENT ON TYPE @extschema@.insert_result IS

@@ -1,7 +1,8 @@
--- Evacuation: when empty slots run short, the waiting jobs that keep an old slot alive (a paused queue, a queue without
--- workers, a starved priority) move to the current slot under their position and id. The copy is an insert like any
--- other, and the old row gets a tombstone in the same transaction. It holds the lane and the mutation lock, so that no
--- claim and no cancel runs between the two; a lane in use waits for the next tick.
+-- Evacuation: when empty slots run short, what keeps an old slot alive moves out of the way.
+-- Waiting jobs (a paused queue, a queue without workers, a starved priority) move to the current slot under their
+-- position and id. The copy is an insert like any other, and the old row gets a tombstone in the same transaction. It
+-- holds the lane and the mutation lock, so that no claim and no cancel runs between the two; a lane in use waits for
+-- the next tick. Attempts that run for long move into leases, under the lock of their batch.
 
 -- Moves waiting rows of one lane out of a slot; the locks of the lane are held.
 CREATE OR REPLACE FUNCTION @extschema@._evacuate_lane(p_slot integer, p_lane integer, p_limit bigint)
@@ -15,9 +16,9 @@ DECLARE
 BEGIN
     PERFORM pg_current_xact_id();
     v_target := @extschema@._ring_cursor('queue') % 64;
-    -- pause point: evacuate
     v_positions := (@extschema@._see_leaf(
         p_slot, @extschema@._unclaimed_set(@extschema@._newest_emission(p_lane)), p_limit::integer, true)).positions;
+    -- pause point: evacuate
     PERFORM @extschema@._move_ready(v_positions, p_slot, v_target);
     RETURN coalesce(cardinality(v_positions), 0);
 END
@@ -25,59 +26,120 @@ $function$;
 COMMENT ON FUNCTION @extschema@._evacuate_lane(integer, integer, bigint) IS
     'Internal: moves up to so many waiting jobs of a lane from a slot to the current one.';
 
-CREATE OR REPLACE FUNCTION @extschema@._slots_are_short()
-RETURNS boolean
-LANGUAGE sql VOLATILE PARALLEL UNSAFE
-RETURN (SELECT count(*) FILTER (WHERE @extschema@._slot_is_empty('queue', s)) * 4 <= @extschema@._slot_count('queue')
-            OR sum(@extschema@._slot_bytes('queue', s)) > @extschema@._setting('ring_size_cap_bytes')
-        FROM generate_series(0, @extschema@._slot_count('queue') - 1) s);
-COMMENT ON FUNCTION @extschema@._slots_are_short() IS
-    'Internal: whether at most a quarter of the slots is empty, or the ring is above its cap.';
-
-CREATE OR REPLACE FUNCTION @extschema@._evacuate(p_limit bigint, OUT outcome text, OUT moved bigint, OUT detail jsonb)
+-- All lanes of a slot, or nothing when more waits there than moving is worth: then the queue ring grows instead.
+CREATE OR REPLACE FUNCTION @extschema@._evacuate_lanes(
+    p_slot integer, p_limit bigint, OUT outcome text, OUT moved bigint)
 RETURNS record
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$
 DECLARE
-    v_slot integer;
     v_lane integer;
-    v_most bigint := @extschema@._setting('evacuate_max_rows');
-    v_left bigint;
+    v_left bigint := @extschema@._setting('evacuate_max_rows') + 1;
 BEGIN
-    PERFORM @extschema@._require_read_committed();
-    outcome := 'nothing';
     moved := 0;
-    IF NOT @extschema@._slots_are_short() THEN
-        RETURN;
-    END IF;
-    FOR v_slot IN SELECT r.slot FROM @extschema@._ring_slots('queue') r
-                  WHERE r.slot <> @extschema@._ring_cursor('queue') % 64
-                    AND NOT @extschema@._slot_is_empty('queue', r.slot)
-                  ORDER BY r.generation LOOP
-        CONTINUE WHEN @extschema@._slot_blocker('queue', v_slot) ->> 'reason' IS DISTINCT FROM 'unclaimed';
-        detail := jsonb_build_object('slot', v_slot);
-        v_left := v_most + 1;
-        FOR v_lane IN SELECT l FROM @extschema@._lanes_in_slot(v_slot) l LOOP
-            v_left := v_left - @extschema@._count_waiting(v_slot, v_lane, v_left);
-            EXIT WHEN v_left <= 0;
-        END LOOP;
+    FOR v_lane IN SELECT l FROM @extschema@._lanes_in_slot(p_slot) l LOOP
+        v_left := v_left - @extschema@._count_waiting(p_slot, v_lane, v_left);
         IF v_left <= 0 THEN
             outcome := 'too_many';
-            CONTINUE;
+            RETURN;
         END IF;
-        FOR v_lane IN SELECT l FROM @extschema@._lanes_in_slot(v_slot) l LOOP
-            CONTINUE WHEN NOT pg_try_advisory_xact_lock(@extschema@._lock_key('lane', v_lane))
-                OR NOT pg_try_advisory_xact_lock(@extschema@._lock_key('mutation', v_lane));
-            moved := moved + @extschema@._evacuate_lane(v_slot, v_lane, p_limit - moved);
-            EXIT WHEN moved >= p_limit;
-        END LOOP;
-        -- One slot a step: the oldest one is what the ring waits for.
-        outcome := CASE WHEN moved > 0 THEN 'moved' ELSE 'contended' END;
-        EXIT WHEN moved > 0;
     END LOOP;
+    FOR v_lane IN SELECT l FROM @extschema@._lanes_in_slot(p_slot) l LOOP
+        CONTINUE WHEN NOT pg_try_advisory_xact_lock(@extschema@._lock_key('lane', v_lane))
+            OR NOT pg_try_advisory_xact_lock(@extschema@._lock_key('mutation', v_lane));
+        moved := moved + @extschema@._evacuate_lane(p_slot, v_lane, p_limit - moved);
+        EXIT WHEN moved >= p_limit;
+    END LOOP;
+    outcome := CASE WHEN moved > 0 THEN 'moved' ELSE 'contended' END;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._evacuate(bigint) IS
-    'Internal: moves up to so many waiting jobs out of the oldest slot that they keep: moved, nothing, too_many or '
+COMMENT ON FUNCTION @extschema@._evacuate_lanes(integer, bigint) IS
+    'Internal: moves waiting jobs out of a slot: moved, too_many or contended.';
+
+-- Open attempts whose receipt (claim ring) or body (queue ring) lies in a slot become leases. Young ones are about to
+-- end by themselves, and a lease costs more than a receipt.
+CREATE OR REPLACE FUNCTION @extschema@._evacuate_attempts(
+    p_ring text, p_slot integer, p_limit bigint, p_now timestamptz, OUT outcome text, OUT moved bigint)
+RETURNS record
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_open record;
+    v_before timestamptz := p_now
+        - make_interval(secs => @extschema@._setting('evacuate_attempt_seconds')::double precision);
+BEGIN
+    moved := 0;
+    outcome := 'young';
+    FOR v_claim_slot IN 0 .. @extschema@._slot_count('claim') - 1 LOOP
+        CONTINUE WHEN p_ring = 'claim' AND v_claim_slot <> p_slot;
+        FOR v_open IN SELECT o.batch_id FROM @extschema@._open_batches(v_claim_slot) o
+                      WHERE (p_ring = 'claim' OR o.ready_slot = p_slot) AND o.claimed_at <= v_before
+                      ORDER BY o.batch_id LOOP
+            outcome := CASE WHEN moved > 0 THEN 'moved' ELSE 'contended' END;
+            EXIT WHEN moved >= p_limit;
+            CONTINUE WHEN NOT pg_try_advisory_xact_lock(@extschema@._lock_key('batch', v_open.batch_id));
+            -- pause point: lease
+            moved := moved + @extschema@._lease_receipts(v_claim_slot, v_open.batch_id, p_limit - moved, p_now);
+        END LOOP;
+    END LOOP;
+    IF moved > 0 THEN
+        outcome := 'moved';
+    END IF;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._evacuate_attempts(text, integer, bigint, timestamptz) IS
+    'Internal: turns attempts that keep a slot into leases: moved, young or contended.';
+
+CREATE OR REPLACE FUNCTION @extschema@._slots_are_short(p_ring text)
+RETURNS boolean
+LANGUAGE sql VOLATILE PARALLEL UNSAFE
+RETURN (SELECT count(*) FILTER (WHERE @extschema@._slot_is_empty(p_ring, s)) * 4 <= @extschema@._slot_count(p_ring)
+            OR (p_ring = 'queue'
+                AND sum(@extschema@._slot_bytes(p_ring, s)) > @extschema@._setting('ring_size_cap_bytes'))
+        FROM generate_series(0, @extschema@._slot_count(p_ring) - 1) s);
+COMMENT ON FUNCTION @extschema@._slots_are_short(text) IS
+    'Internal: whether at most a quarter of the slots is empty, or the queue ring is above its cap.';
+
+-- One slot a step: the oldest one that can be freed is what the ring waits for.
+CREATE OR REPLACE FUNCTION @extschema@._evacuate(
+    p_limit bigint, p_now timestamptz, OUT outcome text, OUT moved bigint, OUT detail jsonb)
+RETURNS record
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_ring text;
+    v_slot integer;
+    v_reason text;
+BEGIN
+    PERFORM @extschema@._require_read_committed();
+    moved := 0;
+    FOREACH v_ring IN ARRAY '{queue,claim}'::text[] LOOP
+        CONTINUE WHEN NOT @extschema@._slots_are_short(v_ring);
+        FOR v_slot IN SELECT r.slot FROM @extschema@._ring_slots(v_ring) r
+                      WHERE r.slot <> @extschema@._ring_cursor(v_ring) % 64
+                        AND NOT @extschema@._slot_is_empty(v_ring, r.slot)
+                      ORDER BY r.generation LOOP
+            v_reason := @extschema@._slot_blocker(v_ring, v_slot) ->> 'reason';
+            IF v_reason = 'unclaimed' THEN
+                SELECT e.outcome, e.moved INTO outcome, moved FROM @extschema@._evacuate_lanes(v_slot, p_limit) e;
+            ELSIF v_reason = 'receipts' THEN
+                SELECT e.outcome, e.moved INTO outcome, moved
+                FROM @extschema@._evacuate_attempts(v_ring, v_slot, p_limit, p_now) e;
+            ELSE
+                CONTINUE;
+            END IF;
+            detail := jsonb_build_object('ring', v_ring, 'slot', v_slot);
+            IF moved > 0 THEN
+                RETURN;
+            END IF;
+        END LOOP;
+    END LOOP;
+    outcome := coalesce(outcome, 'nothing');
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._evacuate(bigint, timestamptz) IS
+    'Internal: moves up to so many jobs out of the oldest slot that they keep: moved, nothing, too_many, young or '
     'contended.';

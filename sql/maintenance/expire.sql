@@ -21,6 +21,10 @@ BEGIN
             EXCEPT
             SELECT o.owner FROM @extschema@._open_batches(v_slot) o);
     END LOOP;
+    v_silent := ARRAY(
+        SELECT u FROM unnest(v_silent) u
+        EXCEPT
+        SELECT l.owner FROM @extschema@.leases l WHERE l.outcome IS NULL);
     RETURN @extschema@._delete_instances(v_silent, v_before);
 END
 $function$;

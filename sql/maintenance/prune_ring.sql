@@ -173,6 +173,7 @@ BEGIN
         END IF;
         IF p_ring = 'queue' THEN
             PERFORM @extschema@._fold_terminal_counts(p_slot, p_now);
+            PERFORM @extschema@._keep_failed(p_slot, p_now);
         END IF;
         IF NOT @extschema@._lock_slot(p_ring, p_slot, 'ACCESS EXCLUSIVE', 10) THEN
             v_outcome := 'locked';
@@ -248,3 +249,48 @@ END
 $function$;
 COMMENT ON FUNCTION @extschema@._prune_ring(text, timestamptz) IS
     'Internal: empties the oldest slot that nothing needs; otherwise says what keeps the oldest one.';
+
+-- leases and attempt_state are ordinary tables. Once empty they are truncated, so that no snapshot can keep what died
+-- in them; below 256 kB that is not worth the dead rows that TRUNCATE leaves in the catalog.
+CREATE OR REPLACE FUNCTION @extschema@._prune_attempts(OUT outcome text, OUT detail jsonb)
+RETURNS record
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_table text;
+BEGIN
+    outcome := 'nothing';
+    FOREACH v_table IN ARRAY '{leases,attempt_state}'::text[] LOOP
+        IF pg_relation_size(('@extschema@.' || v_table)::regclass) >= 262144 AND @extschema@._is_vacant(v_table) THEN
+            detail := jsonb_build_object('table', v_table);
+            BEGIN
+                EXECUTE format('LOCK TABLE @extschema@.%I IN ACCESS EXCLUSIVE MODE NOWAIT', v_table);
+                IF @extschema@._is_vacant(v_table) THEN
+                    EXECUTE format('TRUNCATE @extschema@.%I', v_table);
+                END IF;
+                outcome := 'pruned';
+            EXCEPTION WHEN lock_not_available THEN
+                outcome := 'locked';
+            END;
+            RETURN;
+        END IF;
+    END LOOP;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._prune_attempts() IS
+    'Internal: truncates leases or attempt_state when nothing is in it: nothing, pruned or locked.';
+
+CREATE OR REPLACE FUNCTION @extschema@._is_vacant(p_table text)
+RETURNS boolean
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_is_vacant boolean;
+BEGIN
+    EXECUTE format('SELECT NOT EXISTS (SELECT FROM @extschema@.%I)', p_table) INTO v_is_vacant;
+    RETURN v_is_vacant;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._is_vacant(text) IS 'Internal: whether a table has no visible row.';

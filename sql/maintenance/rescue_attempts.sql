@@ -86,6 +86,31 @@ COMMENT ON FUNCTION @extschema@._rescuable(
     uuid, timestamptz, timestamptz, int8multirange, uuid[], interval, timestamptz) IS
     'Internal: positions of a batch that must be rescued, with the error to record.';
 
+CREATE OR REPLACE FUNCTION @extschema@._rescue_lease(
+    p_batch bigint, p_position bigint, p_error text, p_now timestamptz)
+RETURNS bigint
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_lease @extschema@.leases := @extschema@._find_lease(p_batch, p_position);
+BEGIN
+    IF v_lease.batch_id IS NULL OR v_lease.outcome IS NOT NULL THEN
+        RETURN 0;
+    END IF;
+    BEGIN
+        PERFORM @extschema@._end_lease(v_lease, 'rescued', NULL, to_jsonb(p_error), p_error, NULL, p_now);
+    EXCEPTION WHEN data_exception OR integrity_constraint_violation OR program_limit_exceeded THEN
+        PERFORM @extschema@._append_done(@extschema@._lease_job(v_lease), 'failed', NULL, NULL, v_lease.claimed_at,
+            p_now, 'rescue failed: ' || SQLERRM, NULL);
+        PERFORM @extschema@._close_lease(p_batch, p_position, 'failed', p_now);
+    END;
+    RETURN 1;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._rescue_lease(bigint, bigint, text, timestamptz) IS
+    'Internal: ends a moved attempt as rescued; one that cannot be ends failed, with the reason.';
+
 CREATE OR REPLACE FUNCTION @extschema@._rescue_attempts(p_limit bigint, p_now timestamptz)
 RETURNS bigint
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
@@ -116,6 +141,21 @@ BEGIN
                 RETURN v_rescued;
             END IF;
         END LOOP;
+    END LOOP;
+    FOR v_found IN
+        SELECT l.batch_id, l."position", r.error
+        FROM @extschema@.leases l,
+             LATERAL @extschema@._rescuable(
+                 l.owner, l.claimed_at, l.deadline_at, int8multirange(int8range(l."position", l."position", '[]')),
+                 v_dead, v_stale, p_now) r
+        WHERE l.outcome IS NULL AND NOT isempty(r.positions)
+        ORDER BY l.batch_id, l."position"
+        LIMIT p_limit - v_rescued
+    LOOP
+        -- pause point: rescue_lease
+        CONTINUE WHEN NOT pg_try_advisory_xact_lock(@extschema@._lock_key('batch', v_found.batch_id));
+        v_rescued := v_rescued
+            + @extschema@._rescue_lease(v_found.batch_id, v_found."position", v_found.error, p_now);
     END LOOP;
     RETURN v_rescued;
 END

@@ -2,6 +2,15 @@
 -- slot; publish moves the cursor to a ledger row that its own transaction did not write. The ledger
 -- leads, so a rollback anywhere is harmless.
 
+-- History that shares a slot goes together, so a slot is left after one retention at the latest. Not more often than
+-- four times a minute: each TRUNCATE leaves dead rows in the catalog.
+CREATE OR REPLACE FUNCTION @extschema@._rotate_seconds(p_ring text)
+RETURNS numeric
+LANGUAGE sql STABLE PARALLEL SAFE
+RETURN least(@extschema@._setting(p_ring || '_rotate_seconds'),
+    CASE p_ring WHEN 'queue' THEN greatest(@extschema@._setting('terminal_retention_seconds'), 15) END);
+COMMENT ON FUNCTION @extschema@._rotate_seconds(text) IS 'Internal: age at which the current slot of a ring is left.';
+
 CREATE OR REPLACE FUNCTION @extschema@._plan_ring(p_ring text, p_now timestamptz)
 RETURNS text
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
@@ -29,8 +38,7 @@ BEGIN
     END IF;
     v_since := (SELECT s.rotated_at FROM @extschema@._ring_slots(p_ring) s WHERE s.slot = v_current);
     IF v_bytes < @extschema@._setting(p_ring || '_rotate_bytes')
-       AND p_now < v_since
-           + make_interval(secs => @extschema@._setting(p_ring || '_rotate_seconds')::double precision) THEN
+       AND p_now < v_since + make_interval(secs => @extschema@._rotate_seconds(p_ring)::double precision) THEN
         RETURN 'not_due';
     END IF;
     -- Any empty slot will do, so that one busy slot does not stop the ring.

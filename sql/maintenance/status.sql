@@ -46,6 +46,8 @@ BEGIN
             SELECT coalesce(sum(@extschema@._cardinality(o.open * v_lanes)), 0)
             FROM @extschema@._open_batches(v_slot) o);
     END LOOP;
+    v_counts.running := v_counts.running + (
+        SELECT count(*) FROM @extschema@.leases l WHERE l.queue = p_queue AND l.outcome IS NULL);
     SELECT count(*) FILTER (WHERE d.state = 'scheduled'), count(*) FILTER (WHERE d.state = 'retryable')
     INTO v_counts.scheduled, v_counts.retryable FROM @extschema@.deferred_jobs d WHERE d.queue = p_queue;
     SELECT count(*) INTO v_counts.dead_lettered FROM @extschema@.dlq_entries d WHERE d.queue = p_queue;
@@ -91,6 +93,26 @@ END
 $function$;
 COMMENT ON FUNCTION @extschema@._slot_rows(text, integer) IS 'Internal: bodies or batches in a slot.';
 
+-- The longest transaction that has a slot locked. Its age is known to roles that may read the statistics of others.
+CREATE OR REPLACE FUNCTION @extschema@._slot_holder(p_ring text, p_slot integer, p_now timestamptz)
+RETURNS jsonb
+LANGUAGE sql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+    SELECT jsonb_build_object('reason', 'locked', 'pid', k.pid, 'table', t.name || '_' || p_slot, 'mode', k.mode,
+        'age_seconds', round(extract(epoch FROM p_now - a.xact_start)::numeric, 1))
+    FROM unnest(@extschema@._ring_tables(p_ring)) t (name)
+    JOIN pg_locks k ON k.locktype = 'relation' AND k.granted
+        AND k.relation = ('@extschema@.' || t.name || '_' || p_slot)::regclass
+        AND k.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+        AND k.pid IS DISTINCT FROM pg_backend_pid()
+    LEFT JOIN pg_stat_activity a ON a.pid = k.pid
+    ORDER BY a.xact_start NULLS LAST, k.pid
+    LIMIT 1
+$function$;
+COMMENT ON FUNCTION @extschema@._slot_holder(text, integer, timestamptz) IS
+    'Internal: another transaction that has a slot locked, with pid (NULL: prepared), lock and age; or NULL.';
+
 CREATE OR REPLACE FUNCTION @extschema@._ring_status(p_now timestamptz)
 RETURNS SETOF @extschema@.ring_slot_status
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
@@ -109,7 +131,8 @@ BEGIN
             IF v_slot.bytes > 0 OR v_slot.slot = @extschema@._ring_cursor(v_ring) % 64 THEN
                 v_blocker := coalesce(@extschema@._slot_blocker(v_ring, v_slot.slot),
                     CASE WHEN @extschema@._slot_is_retained(v_ring, v_slot.slot, p_now)
-                         THEN '{"reason": "retention"}'::jsonb END);
+                         THEN '{"reason": "retention"}'::jsonb END,
+                    @extschema@._slot_holder(v_ring, v_slot.slot, p_now));
             END IF;
             RETURN NEXT ROW(v_ring, v_slot.slot, v_slot.generation, v_slot.slot = @extschema@._ring_cursor(v_ring) % 64,
                 CASE WHEN v_slot.bytes > 0 THEN @extschema@._slot_rows(v_ring, v_slot.slot) ELSE 0 END, v_slot.bytes,

@@ -6,7 +6,7 @@ CREATE OR REPLACE FUNCTION @extschema@._tick_steps()
 RETURNS text[]
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN '{publish_queue,publish_claim,plan_queue,plan_claim,promote,rescue,expire,instances,hints,evacuate,'
-    'prune_claim,prune_queue}'::text[];
+    'prune_attempts,prune_claim,prune_queue}'::text[];
 COMMENT ON FUNCTION @extschema@._tick_steps() IS
     'Internal: steps of tick, in order. Publish comes first: it needs a transaction that wrote nothing.';
 
@@ -30,12 +30,16 @@ BEGIN
     WHEN 'rescue' THEN
         "rows" := @extschema@._rescue_attempts(
             coalesce(p_rows, @extschema@._setting('rescue_rows')::integer), p_now);
-    WHEN 'expire' THEN "rows" := @extschema@._expire_dead_letters(coalesce(p_rows, 1000), p_now);
+    WHEN 'expire' THEN
+        "rows" := @extschema@._expire_dead_letters(coalesce(p_rows, 1000), p_now)
+            + @extschema@._expire_failed(coalesce(p_rows, 1000), p_now)
+            + @extschema@._expire_leases(coalesce(p_rows, 1000), p_now);
     WHEN 'instances' THEN "rows" := @extschema@._forget_instances(p_now);
     WHEN 'hints' THEN "rows" := @extschema@._audit_hints();
     WHEN 'evacuate' THEN
         SELECT e.outcome, e.moved, e.detail INTO outcome, "rows", detail
-        FROM @extschema@._evacuate(coalesce(p_rows, @extschema@._setting('evacuate_rows')::integer)) e;
+        FROM @extschema@._evacuate(coalesce(p_rows, @extschema@._setting('evacuate_rows')::integer), p_now) e;
+    WHEN 'prune_attempts' THEN SELECT p.outcome, p.detail INTO outcome, detail FROM @extschema@._prune_attempts() p;
     WHEN 'prune_claim' THEN
         SELECT p.outcome, p.detail INTO outcome, detail FROM @extschema@._prune_ring('claim', p_now) p;
     WHEN 'prune_queue' THEN
@@ -86,7 +90,7 @@ BEGIN
                 END;
             END IF;
             v_leaves_locked := v_leaves_locked
-                OR (v_step LIKE 'prune_%' AND v_report.outcome IN ('pruned', 'locked', 'in_use'))
+                OR (v_step LIKE 'prune_%' AND v_report.outcome = 'pruned')
                 -- TRUNCATE is not MVCC: a dump that begins between copy and truncate must see one of them.
                 OR v_report.outcome = 'moved';
             IF v_report.outcome = 'published' THEN

@@ -124,11 +124,14 @@ BEGIN
     v_changed := v_changed + @extschema@._raise_sequence('@extschema@.lane_ids',
         (SELECT max(l.lane_id) FROM @extschema@.queue_lanes l))::integer;
     v_changed := v_changed + @extschema@._raise_sequence('@extschema@.claim_batch_ids',
-        (SELECT max(b.batch_id) FROM @extschema@.lease_claim_batches b))::integer;
+        greatest((SELECT max(b.batch_id) FROM @extschema@.lease_claim_batches b),
+                 (SELECT max(l.batch_id) FROM @extschema@.leases l)))::integer;
     v_changed := v_changed + @extschema@._raise_sequence('@extschema@.job_ids', (SELECT max(x.id) FROM (
         SELECT d.job_id AS id FROM @extschema@.deferred_jobs d UNION ALL
         SELECT d.job_id FROM @extschema@.dlq_entries d UNION ALL
         SELECT d.job_id FROM @extschema@.done_entries d UNION ALL
+        SELECT f.job_id FROM @extschema@.failed_entries f UNION ALL
+        SELECT l.job_id FROM @extschema@.leases l UNION ALL
         SELECT r.job_id FROM @extschema@.ready_entries r) x WHERE x.id < @extschema@._lane_base(1)))::integer;
     RETURN v_changed;
 END

@@ -12,6 +12,15 @@ $function$;
 COMMENT ON FUNCTION @extschema@._append_completions(integer, bigint, int8multirange, timestamptz, timestamptz) IS
     'Internal: records jobs of one batch as completed.';
 
+CREATE OR REPLACE FUNCTION @extschema@._done_body(p_job @extschema@._job)
+RETURNS jsonb
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN jsonb_build_object(
+    'kind', (p_job).kind, 'args', (p_job).args, 'priority', (p_job).priority, 'shard', (p_job).shard,
+    'run_at', (p_job).run_at, 'ext', (p_job).ext - '{errors,progress}'::text[]);
+COMMENT ON FUNCTION @extschema@._done_body(@extschema@._job) IS
+    'Internal: what history stores of a job whose body lies in no slot.';
+
 -- p_position NULL: the body is stored in the row, in the current slot; otherwise it is the ready row of p_slot.
 CREATE OR REPLACE FUNCTION @extschema@._append_done(
     p_job @extschema@._job, p_state @extschema@.job_state, p_slot integer, p_position bigint,
@@ -27,9 +36,7 @@ BEGIN
     VALUES (p_job.job_id, p_position, p_job.run_lease, p_now, p_attempted_at, p_state,
         CASE WHEN p_position IS NULL THEN @extschema@._ring_cursor('queue') % 64 ELSE p_slot END,
         p_job.attempt, p_job.queue,
-        CASE WHEN p_position IS NULL THEN jsonb_build_object(
-            'kind', p_job.kind, 'args', p_job.args, 'priority', p_job.priority, 'shard', p_job.shard,
-            'run_at', p_job.run_at, 'ext', p_job.ext - '{errors,progress}'::text[]) END,
+        CASE WHEN p_position IS NULL THEN @extschema@._done_body(p_job) END,
         nullif(CASE WHEN p_reason IS NOT NULL THEN jsonb_build_object('reason', p_reason) ELSE '{}' END
             || CASE WHEN p_job.ext ? 'errors'
                     THEN jsonb_build_object('errors', p_job.ext -> 'errors') ELSE '{}' END

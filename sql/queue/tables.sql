@@ -90,6 +90,22 @@ COMMENT ON TABLE @extschema@.receipt_completion_batches IS
     'Jobs that completed: one row per flush and batch, in the slot of their bodies.';
 SELECT @extschema@._create_leaves('queue', 'receipt_completion_batches', '{}');
 
+CREATE TABLE @extschema@.failed_entries (
+    job_id       bigint NOT NULL,
+    run_lease    bigint NOT NULL,
+    finalized_at timestamptz NOT NULL,
+    attempted_at timestamptz,
+    attempt      smallint NOT NULL,
+    queue        text NOT NULL,
+    body         jsonb NOT NULL,
+    detail       jsonb,
+    CONSTRAINT failed_entries_pkey PRIMARY KEY (job_id)
+);
+CREATE INDEX failed_entries_age_idx ON @extschema@.failed_entries (finalized_at, job_id);
+COMMENT ON TABLE @extschema@.failed_entries IS
+    'Failed jobs whose slot was pruned, until failed_retention_seconds; written by prune only. Counted in the rollups.';
+SELECT @extschema@._mark_for_dump('@extschema@.failed_entries');
+
 CREATE TABLE @extschema@.queue_terminal_rollups (
     queue     text NOT NULL,
     completed bigint NOT NULL,

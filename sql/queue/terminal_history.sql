@@ -88,6 +88,68 @@ END
 $function$;
 COMMENT ON FUNCTION @extschema@._newest_terminal_at(integer) IS 'Internal: when the last job of a slot ended.';
 
+-- Failed jobs outlive their slot: they can be looked at, and tried again, for failed_retention_seconds.
+CREATE OR REPLACE FUNCTION @extschema@._keep_failed(p_slot integer, p_now timestamptz)
+RETURNS bigint
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_kept bigint;
+BEGIN
+    EXECUTE format($query$
+        INSERT INTO @extschema@.failed_entries AS f
+            (job_id, run_lease, finalized_at, attempted_at, attempt, queue, body, detail)
+        SELECT d.job_id, d.run_lease, d.finalized_at, d.attempted_at, d.attempt, d.queue,
+               coalesce(d.body, @extschema@._done_body(r.job)), d.detail
+        FROM @extschema@.done_entries_%1$s d
+        LEFT JOIN LATERAL @extschema@._read_ready(
+            CASE WHEN d.body IS NULL THEN %1$s END, ARRAY[d."position"]) r ON true
+        WHERE d.state = 'failed' AND d.finalized_at > $1
+        ON CONFLICT (job_id) DO UPDATE
+        SET run_lease = excluded.run_lease, finalized_at = excluded.finalized_at,
+            attempted_at = excluded.attempted_at, attempt = excluded.attempt, detail = excluded.detail
+        WHERE f.run_lease < excluded.run_lease
+        $query$, p_slot)
+        USING p_now - make_interval(secs => @extschema@._setting('failed_retention_seconds')::double precision);
+    GET DIAGNOSTICS v_kept = ROW_COUNT;
+    RETURN v_kept;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._keep_failed(integer, timestamptz) IS
+    'Internal: copies failed jobs out of a slot that is pruned.';
+
+CREATE OR REPLACE FUNCTION @extschema@._expire_failed(p_limit bigint, p_now timestamptz)
+RETURNS bigint
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+AS $function$
+DECLARE
+    v_deleted bigint;
+BEGIN
+    DELETE FROM @extschema@.failed_entries f
+    WHERE f.job_id IN (
+        SELECT x.job_id FROM @extschema@.failed_entries x
+        WHERE x.finalized_at <= p_now - make_interval(
+            secs => @extschema@._setting('failed_retention_seconds')::double precision)
+        ORDER BY x.finalized_at, x.job_id LIMIT p_limit FOR UPDATE SKIP LOCKED);
+    GET DIAGNOSTICS v_deleted = ROW_COUNT;
+    RETURN v_deleted;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._expire_failed(bigint, timestamptz) IS
+    'Internal: forgets failed jobs older than failed_retention_seconds.';
+
+CREATE OR REPLACE FUNCTION @extschema@._as_done(p_failed @extschema@.failed_entries)
+RETURNS @extschema@.done_entries
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN ROW((p_failed).job_id, NULL, (p_failed).run_lease, (p_failed).finalized_at, (p_failed).attempted_at, 'failed',
+    NULL, (p_failed).attempt, (p_failed).queue, (p_failed).body, (p_failed).detail)::@extschema@.done_entries;
+COMMENT ON FUNCTION @extschema@._as_done(@extschema@.failed_entries) IS
+    'Internal: a failed job that outlived its slot as a row of history.';
+
 -- Newest terminal row of a job, if it has one.
 CREATE OR REPLACE FUNCTION @extschema@._find_done(p_job_id bigint)
 RETURNS @extschema@.done_entries
@@ -111,6 +173,9 @@ BEGIN
             v_done := v_row;
         END IF;
     END LOOP;
+    IF v_done.job_id IS NULL THEN
+        SELECT (@extschema@._as_done(f)).* INTO v_done FROM @extschema@.failed_entries f WHERE f.job_id = p_job_id;
+    END IF;
     RETURN v_done;
 END
 $function$;

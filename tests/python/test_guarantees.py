@@ -73,11 +73,11 @@ def paused(conn: psycopg.Connection, function: str, point: str) -> Iterator[Call
         f" WHILE EXISTS (SELECT FROM public.halted h WHERE h.point = '{point}') LOOP"
         " PERFORM pg_sleep(0.002); END LOOP;"
     )
-    assert f"-- pause point: {point}" in source
+    assert f"-- pause point: {point}\n" in source
     conn.execute("CREATE TABLE IF NOT EXISTS public.halted (point text)")
     conn.execute("GRANT SELECT ON public.halted TO PUBLIC")
     conn.execute("INSERT INTO public.halted VALUES (%s)", [point])
-    conn.execute(source.replace(f"-- pause point: {point}", halt).encode())
+    conn.execute(source.replace(f"-- pause point: {point}\n", halt + "\n").encode())
 
     def wait() -> None:
         end = time.monotonic() + WAIT_SECONDS

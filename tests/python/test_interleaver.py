@@ -44,9 +44,21 @@ DIRECTED_LONG = [
     ("prune ignores attempts of other slots", "claim writes to a left slot"),
     ("prune folds no counts", "claims are rolled back"),
     ("plan and publish in one transaction", "plan is rolled back"),
+    ("evacuation without the lane's locks", "cancel comes while evacuation moves"),
+    (
+        "cancel of a lease does not look again",
+        "finish commits while cancel of a lease looks",
+    ),
+    (
+        "rescue of a lease does not look again",
+        "finish commits while rescue of a lease looks",
+    ),
 ]
 # Schedules so rare that six seeds do not meet them.
 ONLY_DIRECTED = {
+    "evacuation without the lane's locks",
+    "cancel of a lease does not look again",
+    "rescue of a lease does not look again",
     "cursor read in one snapshot",
     "tombstone not read after the lock",
     "cancel does not look again",

@@ -445,7 +445,8 @@ class Canceller(Actor):
             if self.random.random() < chances.get(job.state, 0.03)
         ]
         if jobs:
-            self.cancel(self.random.choice(jobs), self.maybe_pause(0.15, "cancel"))
+            pause = self.maybe_pause(0.15, "cancel", "cancel_lease")
+            self.cancel(self.random.choice(jobs), pause)
 
     def cancel(self, job_id: int, pause: tuple[str, int] | None = None) -> None:
         self.touched.add(job_id)
@@ -483,9 +484,9 @@ class Maintainer(Actor):
         "publish_claim": ("publish",),
         "prune_claim": ("prune", "prune", "recheck"),
         "promote": ("insert", "row"),
-        "rescue": ("rescue",),
+        "rescue": ("rescue", "rescue_lease"),
         "hints": ("newest",),
-        "evacuate": ("evacuate", "newest"),
+        "evacuate": ("evacuate", "newest", "lease", "lease"),
     }
     often = ("plan_queue", "publish_queue", "prune_queue", "prune_queue", "evacuate", "promote")
 
@@ -527,12 +528,13 @@ class Maintainer(Actor):
         """Learn which attempts this transaction rescued: those the ledger still has as open."""
         ledger = self.world.ledger
         sql = (
-            "SELECT c.slot, c.batch_id, p FROM awa.lease_claim_closures c,"
+            "SELECT c.batch_id, p FROM awa.lease_claim_closures c,"
             " unnest(awa._to_list(c.closed)) p WHERE c.outcome = 'rescued'"
+            " UNION ALL SELECT batch_id, position FROM awa.leases WHERE outcome = 'rescued'"
         )
 
         def found(rows: Rows) -> None:
-            by_place = {(t.claim_slot, t.batch_id, t.position): t for t in ledger.open}
+            by_place = {(t.batch_id, t.position): t for t in ledger.open}
             tokens = [by_place[row] for row in rows if row in by_place]
             tokens = [token for token in tokens if token not in self.rescued]
             self.rescued |= set(tokens)

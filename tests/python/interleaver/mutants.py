@@ -119,9 +119,9 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
     # ---- evacuation
     "evacuation without the lane's locks": (
         Edit(
-            "_evacuate",
+            "_evacuate_lanes",
             "CONTINUE WHEN NOT pg_try_advisory_xact_lock(@extschema@._lock_key('lane', v_lane))\n"
-            "                OR NOT pg_try_advisory_xact_lock("
+            "            OR NOT pg_try_advisory_xact_lock("
             "@extschema@._lock_key('mutation', v_lane));",
             "",
         ),
@@ -132,5 +132,29 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
             "SELECT p, p_from FROM unnest(p_positions) p",
             "SELECT 0, p_from WHERE false",
         ),
+    ),
+    # ---- leases
+    "a moved receipt stays open": (
+        Edit(
+            "_lease_receipts",
+            "PERFORM @extschema@._append_closure(\n"
+            "        p_slot, p_batch, v_batch.next_no, 'moved', "
+            "@extschema@._sorted_to_set(v_moved), NULL, p_now);",
+            "PERFORM 1;",
+        ),
+    ),
+    "a moved body is not copied": (Edit("_lease_receipts", "(r.job).args,", "NULL,"),),
+    "cancel of a lease does not look again": (
+        Edit(
+            "_cancel_lease",
+            'v_lease := @extschema@._find_lease(v_lease.batch_id, v_lease."position");',
+            "PERFORM 1;",
+        ),
+    ),
+    "rescue of a lease does not look again": (
+        Edit("_rescue_lease", "v_lease.outcome IS NOT NULL", "false"),
+    ),
+    "claim ring forgets leases": (
+        Edit("_finish_lease", "v_lease.owner IS DISTINCT FROM p_instance", "true"),
     ),
 }

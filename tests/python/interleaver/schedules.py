@@ -14,6 +14,7 @@ from .actors import (
     Producer,
 )
 from .ledger import Broken, Job
+from .script import CLAIM_SLOTS, QUEUE_SLOTS
 from .world import World
 
 
@@ -258,6 +259,64 @@ def plan_is_rolled_back(world: World) -> None:
     world.drain()
 
 
+def cancel_comes_while_evacuation_moves(world: World) -> None:
+    """Evacuation has read what waits in an old slot and is about to move it; a cancel comes by."""
+    claimer, maintainer = Claimer(world, "claimer"), Maintainer(world, "maintainer")
+    canceller = Canceller(world, "canceller")
+    world.actors += [claimer, maintainer, canceller]
+    job = world.insert_one()
+    for _ in range(QUEUE_SLOTS):
+        world.tick("plan_queue")
+        world.tick("publish_queue")
+        world.insert_one("two")
+        claim_one(claimer, "two")
+        world.finish_all()
+    maintainer.begin(READ_COMMITTED)
+    maintainer.tick(["evacuate"], ("evacuate", 0))
+    must(maintainer.thread is not None, "evacuation waits at its pause point")
+    canceller.begin(READ_COMMITTED)
+    canceller.cancel(job)
+    if canceller.is_open:
+        canceller.end(True)
+    maintainer.resume()
+    maintainer.end(True)
+    must(world.seen["evacuate moved"] == 1, "evacuation went on")
+    world.claim_all()
+    world.finish_all()
+    world.audit_job(job)
+    world.drain()
+
+
+def finish_commits_while_cancel_of_a_lease_looks(world: World) -> None:
+    """A cancel has found the lease of its job; the attempt ends; then the cancel gets its lock."""
+    canceller = Canceller(world, "canceller")
+    world.actors.append(canceller)
+    job = move_one_job(world)
+    canceller.begin(READ_COMMITTED)
+    canceller.cancel(job, ("cancel_lease", 0))
+    must(canceller.thread is not None, "the cancel waits at its pause point")
+    world.finish_all()
+    canceller.resume()
+    canceller.end(True)
+    must(world.seen["cancel already_completed"] == 1, "the cancel comes too late")
+    world.drain()
+
+
+def finish_commits_while_rescue_of_a_lease_looks(world: World) -> None:
+    """Rescue has found a lease past its deadline; the attempt ends; then rescue gets the lock."""
+    maintainer = Maintainer(world, "maintainer")
+    world.actors.append(maintainer)
+    move_one_job(world, '{"deadline_seconds": 0.001}')
+    maintainer.begin(READ_COMMITTED)
+    maintainer.tick(["rescue"], ("rescue_lease", 0))
+    must(maintainer.thread is not None, "rescue waits at its pause point")
+    world.finish_all()
+    maintainer.resume()
+    maintainer.end(True)
+    must(world.seen["rescued"] == 0, "nothing was rescued")
+    world.drain()
+
+
 SCHEDULES: dict[str, Callable[[World], None]] = {
     "producer writes to a left slot": producer_writes_to_a_left_slot,
     "claim writes to a left slot": claim_writes_to_a_left_slot,
@@ -275,6 +334,9 @@ SCHEDULES: dict[str, Callable[[World], None]] = {
     "claim comes twice in a transaction": claim_comes_twice_in_a_transaction,
     "cancel has an old snapshot": cancel_has_an_old_snapshot,
     "plan is rolled back": plan_is_rolled_back,
+    "cancel comes while evacuation moves": cancel_comes_while_evacuation_moves,
+    "finish commits while cancel of a lease looks": finish_commits_while_cancel_of_a_lease_looks,
+    "finish commits while rescue of a lease looks": finish_commits_while_rescue_of_a_lease_looks,
 }
 
 
@@ -289,6 +351,28 @@ def finish_one_job(world: World, queue: str = "one") -> None:
     world.insert_one(queue)
     world.claim_all()
     world.finish_all()
+
+
+def move_one_job(world: World, options: str = "{}") -> int:
+    """Start a job and let evacuation turn its receipt into a lease; return its id."""
+    job = world.insert_one()
+    claimer = Claimer(world, "first claimer")
+    world.actors.append(claimer)
+    claim_one(claimer, "one", options)
+    for _ in range(CLAIM_SLOTS):
+        world.tick("plan_claim")
+        world.tick("publish_claim")
+        world.insert_one("two")
+        world.claim_all()
+        world.tick("evacuate")
+    must((job,) in world.query("SELECT job_id FROM awa.leases"), "the attempt is moved")
+    return job
+
+
+def claim_one(claimer: Claimer, queue: str, options: str = "{}") -> None:
+    claimer.begin(READ_COMMITTED)
+    claimer.claim(queue, 1, options)
+    claimer.end(True)
 
 
 def turn(world: World, ring: str) -> None:

@@ -38,6 +38,7 @@ SETTINGS = {
     "claim_rotate_bytes": "8192",
     "terminal_retention_seconds": "0",
     "attempt_evidence_seconds": "0",
+    "evacuate_attempt_seconds": "0",
     "aging_seconds": "0",
     "staleness_seconds": "86400",
 }
@@ -161,13 +162,19 @@ class World:
         """Bodies of open attempts of a batch are there, whatever was pruned."""
         if not tokens:
             return
+        positions = [token.position for token in tokens]
         try:
             [(found,)] = self.query(
-                "SELECT count(*) FROM awa._read_batch(%s, %s) b,"
-                " LATERAL awa._read_ready(b.ready_slot, %s) WHERE b.positions IS NOT NULL",
+                "WITH moved AS (SELECT position FROM awa.leases"
+                " WHERE batch_id = %s AND position = ANY (%s) AND outcome IS NULL)"
+                " SELECT (SELECT count(*) FROM moved) + (SELECT count(*)"
+                " FROM awa._read_batch(%s, %s) b, LATERAL awa._read_ready(b.ready_slot, %s) r"
+                " WHERE b.positions IS NOT NULL AND r.position NOT IN (TABLE moved))",
+                tokens[0].batch_id,
+                positions,
                 tokens[0].claim_slot,
                 tokens[0].batch_id,
-                [token.position for token in tokens],
+                positions,
             )
         except psycopg.errors.LockNotAvailable:
             return

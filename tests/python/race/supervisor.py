@@ -29,12 +29,14 @@ SETTINGS = {
     "attempt_evidence_seconds": 0,
     "heartbeat_seconds": 0.2,
     "staleness_seconds": 1,
+    "evacuate_attempt_seconds": 0.3,
 }
-# The engine's own record of receipts is truncated with its slots; this copy outlives it.
+# The engine's own record of receipts and leases does not last; this copy outlives it.
 OBSERVER = """
 CREATE SCHEMA observed;
 CREATE TABLE observed.batches (batch_id bigint, positions int8multirange);
 CREATE TABLE observed.closures (batch_id bigint, outcome text, closed int8multirange);
+CREATE TABLE observed.leases (batch_id bigint, position bigint);
 CREATE FUNCTION observed.note_batch() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
 BEGIN
     INSERT INTO observed.batches VALUES (NEW.batch_id, NEW.positions);
@@ -49,6 +51,18 @@ CREATE TRIGGER observe AFTER INSERT ON awa.lease_claim_batches
     FOR EACH ROW EXECUTE FUNCTION observed.note_batch();
 CREATE TRIGGER observe AFTER INSERT ON awa.lease_claim_closures
     FOR EACH ROW EXECUTE FUNCTION observed.note_closure();
+CREATE FUNCTION observed.note_lease() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
+BEGIN
+    IF TG_OP = 'INSERT' THEN
+        INSERT INTO observed.leases VALUES (NEW.batch_id, NEW.position);
+    ELSE
+        INSERT INTO observed.closures
+        SELECT NEW.batch_id, NEW.outcome, range_agg(int8range(NEW.position, NEW.position, '[]'));
+    END IF;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER observe AFTER INSERT OR UPDATE ON awa.leases
+    FOR EACH ROW EXECUTE FUNCTION observed.note_lease();
 """
 
 

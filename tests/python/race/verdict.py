@@ -33,7 +33,9 @@ class Observed:
     """Every receipt and closure that ever committed, pruned ones included."""
 
     receipts: Counter[Receipt]
-    closures: dict[Receipt, list[str]]
+    closures: dict[Receipt, list[str]]  # of receipts and leases
+    moved: Counter[Receipt]  # receipts that were replaced by a lease
+    leases: Counter[Receipt]
 
 
 def observe(conn: psycopg.Connection) -> Observed:
@@ -42,12 +44,21 @@ def observe(conn: psycopg.Connection) -> Observed:
         " generate_series(lower(r), upper(r) - 1) p"
     ).fetchall()
     closures: dict[Receipt, list[str]] = defaultdict(list)
+    moved = Counter[Receipt]()
     for batch, position, outcome in conn.execute(
         "SELECT c.batch_id, p, c.outcome FROM observed.closures c, unnest(c.closed) r,"
         " generate_series(lower(r), upper(r) - 1) p"
     ):
-        closures[batch, position].append(outcome)
-    return Observed(Counter((batch, position) for batch, position in receipts), closures)
+        if outcome == "moved":
+            moved[batch, position] += 1
+        else:
+            closures[batch, position].append(outcome)
+    leases = conn.execute("SELECT batch_id, position FROM observed.leases").fetchall()
+    return Observed(count(receipts), closures, moved, count(leases))
+
+
+def count(rows: list[tuple[int, int]]) -> Counter[Receipt]:
+    return Counter((batch, position) for batch, position in rows)
 
 
 class Verdict:
@@ -107,6 +118,9 @@ class Verdict:
         )
         self._report("attempts left open", set(observed.receipts) - set(observed.closures))
         self._report("closures without receipt", set(observed.closures) - set(observed.receipts))
+        self._report("moves without lease", observed.moved - observed.leases)
+        self._report("leases without move", observed.leases - observed.moved)
+        self._report("receipts moved twice", [r for r, n in observed.moved.items() if n > 1])
 
     def _check_leases(self) -> None:
         """Leases of a job are 1, 2, 3 ...; each is claimed once."""
@@ -200,6 +214,7 @@ class Verdict:
     def summary(self) -> str:
         """How much of everything there was."""
         outcomes = Counter(o for found in self.observed.closures.values() for o in found)
+        outcomes["moved to leases"] = self.observed.moved.total()
         parts = [f"{len(self.claims)} attempts ({_listed(outcomes)})", _listed(self.story.counts)]
         return "; ".join(parts)
 

@@ -47,8 +47,64 @@ SELECT is((awa.job(:first)).state, 'available', 'under its id');
 SELECT is((test.report('prune_queue')).outcome, 'pruned', 'its old slot is emptied');
 SELECT is(awa.cancel_job(:first), 'cancelled', 'a moved job can be cancelled');
 SELECT awa.resume_queue('held') \g /dev/null
-SELECT is((SELECT array_agg(c.job_id - :first) FROM test.claim('held', 100) c), ARRAY(SELECT g::bigint FROM generate_series(1, 18) g),
+CREATE TABLE test.held AS SELECT * FROM test.claim('held', 100);
+SELECT is((SELECT array_agg(c.job_id - :first) FROM test.held c), ARRAY(SELECT g::bigint FROM generate_series(1, 18) g),
     'moved jobs are claimed once, in their order');
 SELECT is((awa.queue_counts('held')).available, 0::bigint, 'and nothing is left');
+SELECT awa.complete_jobs(test.worker(1), h.claim_slot, h.batch_id, ARRAY[h.position]) FROM test.held h \g /dev/null
+
+-- Attempts that run for long keep neither the slot of their receipt nor that of their body.
+SELECT awa.set_setting('claim_rotate_seconds', '0.05'), awa.set_setting('claim_rotate_bytes', '8192'),
+       awa.set_setting('attempt_evidence_seconds', '0') \g /dev/null
+CREATE PROCEDURE test.turn_claims(p_times integer) LANGUAGE plpgsql AS $$
+BEGIN
+    FOR i IN 1 .. p_times LOOP
+        PERFORM awa.insert_job('busy', queue => 'busy');
+        PERFORM awa.complete_jobs(test.worker(1), c.claim_slot, c.batch_id, ARRAY[c.position]) FROM test.claim('busy') c;
+        PERFORM pg_sleep(0.06);
+        COMMIT;
+        PERFORM awa.tick('{"steps": ["plan_claim"]}');
+        COMMIT;
+        PERFORM awa.tick('{"steps": ["publish_claim"]}');
+        COMMIT;
+    END LOOP;
+END $$;
+CREATE FUNCTION test.blockers(p_ring text) RETURNS text[] LANGUAGE sql AS $$
+    SELECT array_agg(DISTINCT r.blocked_by) FILTER (WHERE r.blocked_by NOT IN ('current', 'planned'))
+    FROM awa.ring_status() r WHERE r.ring = p_ring $$;
+SELECT test.start('long') AS long \gset
+SELECT test.start('long2') AS long2 \gset
+CALL test.turn_claims(6);
+SELECT is(test.blockers('claim'), '{receipts}', 'open attempts keep a slot of the claim ring');
+SELECT is((test.report('evacuate')).outcome, 'young', 'those of the last minute are left where they are');
+SELECT awa.set_setting('evacuate_attempt_seconds', '0'), awa.set_setting('evacuate_rows', '1') \g /dev/null
+SELECT results_eq($$ SELECT t.outcome, t.rows, t.detail ->> 'ring' FROM test.report('evacuate') t $$,
+    $$ VALUES ('moved', 1::bigint, 'claim') $$, 'older ones move, so many a step');
+SELECT results_eq($$ SELECT t.outcome, t.rows FROM test.report('evacuate') t $$, $$ VALUES ('moved', 1::bigint) $$,
+    'until none is left');
+SELECT is(test.blockers('claim'), NULL, 'the claim ring is free');
+SELECT is((test.report('evacuate')).outcome, 'nothing', 'and nothing is left to do');
+SELECT is((test.report('prune_claim')).outcome, 'pruned', 'their slot is emptied');
+SELECT is(test.status(:'long'::jsonb), 'open', 'while they run');
+SELECT is(test.finish(:'long'::jsonb, 'retry', '{"error": "no", "delay_seconds": 0}'), 'done', 'and end as they would');
+SELECT is((awa.job((:'long'::jsonb ->> 'job_id')::bigint)).attempt, 1, 'with their attempt');
+CALL test.turn(13);
+DO $$ BEGIN FOR i IN 1 .. 16 LOOP PERFORM awa.tick('{"steps": ["prune_queue"]}'); END LOOP; END $$;
+SELECT is((SELECT count(*) FROM awa._find_ready((:'long2'::jsonb ->> 'job_id')::bigint)), 0::bigint, 'the body is pruned too');
+SELECT is(test.state(:'long2'::jsonb), 'running', 'and the job runs on');
+SELECT is(test.complete(:'long2'::jsonb) IS NOT NULL, true, 'until it is done');
+SELECT is(test.state(:'long2'::jsonb), 'completed', 'and is history then');
+
+-- A body alone may be what keeps a slot: its receipt lies in the current slot of the claim ring.
+SELECT test.start('long') AS long \gset
+SELECT (awa._look_up_ready((:'long'::jsonb ->> 'job_id')::bigint)).slot AS home \gset
+CALL test.turn(15);
+SELECT is((SELECT r.blocked_by FROM awa.ring_status() r WHERE r.ring = 'queue' AND r.slot = :home), 'receipts',
+    'an open attempt keeps the slot of its body');
+SELECT results_eq($$ SELECT t.outcome, t.detail ->> 'ring' FROM test.report('evacuate') t $$,
+    $$ VALUES ('moved', 'queue') $$, 'it moves');
+SELECT is((SELECT r.blocked_by FROM awa.ring_status() r WHERE r.ring = 'queue' AND r.slot = :home), NULL,
+    'and the slot can go');
+SELECT is(test.finish(:'long'::jsonb, 'completed'), 'done', 'the attempt ends as it would');
 
 SELECT * FROM finish();

@@ -1,0 +1,41 @@
+-- Retention: how long history stays, and who is in the way when it does not go.
+\ir ../support.psql
+SELECT * FROM no_plan();
+
+-- The ring is left in time for its history to go.
+SELECT is(awa._rotate_seconds('queue'), 6000::numeric, 'a day of history is cut into sixteen slots');
+SELECT awa.set_setting('terminal_retention_seconds', '30') \g /dev/null
+SELECT is(awa._rotate_seconds('queue'), 30::numeric, 'thirty seconds of history need a turn every thirty seconds');
+SELECT awa.set_setting('terminal_retention_seconds', '0') \g /dev/null
+SELECT is(awa._rotate_seconds('queue'), 15::numeric, 'but the catalog pays for each');
+SELECT is(awa._rotate_seconds('claim'), 60::numeric, 'receipts are no history');
+SELECT awa.set_setting('queue_rotate_seconds', '0.05'), awa.set_setting('terminal_retention_seconds', '60') \g /dev/null
+
+-- Failed jobs outlive their slot.
+SELECT test.start('q', '{"tags": ["a"]}') AS failed, test.start('q') AS done \gset
+SELECT test.finish(:'failed'::jsonb, 'fail', '{"error": "no", "reason": "why"}'), test.finish(:'done'::jsonb, 'completed')
+\g /dev/null
+CREATE TABLE test.before AS SELECT j.* FROM awa.job((:'failed'::jsonb ->> 'job_id')::bigint) j;
+CREATE TABLE test.counts AS SELECT c.* FROM awa.queue_counts('q') c;
+SELECT pg_sleep(0.06) \g /dev/null
+SELECT awa._plan_ring('queue', clock_timestamp()) \g /dev/null
+SELECT is(awa._publish_ring('queue'), 'published', 'their slot is left');
+SELECT is((awa._prune_ring('queue', now() + interval '59 seconds')).detail ->> 'reason', 'retention', 'kept for its time');
+BEGIN ISOLATION LEVEL REPEATABLE READ;
+SELECT count(*) FROM awa.done_entries_0 \g /dev/null
+SELECT pg_backend_pid() AS pid \gset
+COMMIT;
+SELECT is((awa._prune_ring('queue', now() + interval '61 seconds')).outcome, 'pruned', 'and pruned then');
+SELECT results_eq($$ SELECT j.* FROM test.before t, LATERAL awa.job(t.job_id) j $$, $$ SELECT b.* FROM test.before b $$,
+    'a failed job is still there, with everything');
+SELECT is(test.state(:'done'::jsonb), 'pruned', 'a completed one is not');
+SELECT results_eq($$ SELECT c.* FROM awa.queue_counts('q') c $$, $$ SELECT c.* FROM test.counts c $$, 'both are counted once');
+SELECT results_eq($$ SELECT j.state FROM awa.jobs j $$, $$ VALUES ('failed') $$, 'and it is listed');
+SELECT results_eq($$ SELECT j.* FROM awa.terminal_jobs j $$, $$ SELECT b.* FROM test.before b $$, 'as history');
+SELECT is(awa.cancel_job((:'failed'::jsonb ->> 'job_id')::bigint), 'already_failed', 'cancel knows it');
+SELECT is(awa._expire_failed(10, now() + interval '71 hours'), 0::bigint, 'it stays');
+SELECT is(awa._expire_failed(10, now() + interval '73 hours'), 1::bigint, 'for three days');
+SELECT is(test.state(:'failed'::jsonb), 'pruned', 'and is pruned then');
+SELECT results_eq($$ SELECT c.* FROM awa.queue_counts('q') c $$, $$ SELECT c.* FROM test.counts c $$, 'but counted');
+
+SELECT * FROM finish();
