@@ -83,6 +83,10 @@ FROM unnest(ARRAY['queue_meta', 'lane_ids', 'job_ids', 'queue_lanes', 'queue_rin
 DO $do$
 BEGIN
     -- UNLOGGED sequences used as shared memory.
+    CREATE UNLOGGED SEQUENCE @extschema@.rescue_clock MINVALUE 0 START 0;
+    COMMENT ON SEQUENCE @extschema@.rescue_clock IS
+        'When every open attempt was last looked at (epoch milliseconds).';
+    PERFORM @extschema@._mark_for_dump('@extschema@.rescue_clock');
     FOR v_bell IN 0 .. 63 LOOP
         EXECUTE format('CREATE UNLOGGED SEQUENCE @extschema@.doorbell_%s MINVALUE 0 START 0', v_bell);
         EXECUTE format('COMMENT ON SEQUENCE @extschema@.doorbell_%s IS %L', v_bell,

@@ -1,6 +1,8 @@
--- Prune: a slot is emptied by TRUNCATE once nothing in it waits or runs. Gates are cheap and prove
--- nothing by themselves; the recheck under ACCESS EXCLUSIVE decides. Locks are taken NOWAIT: a queued
--- exclusive lock would block every later claim.
+-- Prune: a slot is emptied by TRUNCATE once nothing in it waits or runs. Gates are cheap and prove nothing by
+-- themselves; the recheck under EXCLUSIVE decides: nobody writes to the slot then, and a claim that has taken one of
+-- its rows and not committed leaves that row unclaimed in our view. What takes long happens there, where readers pass;
+-- ACCESS EXCLUSIVE is for TRUNCATE alone. Locks are taken NOWAIT: a queued exclusive lock would block every later
+-- claim.
 
 -- Lanes with rows in a slot, found by skipping through the index.
 CREATE OR REPLACE FUNCTION @extschema@._lanes_in_slot(p_slot integer)
@@ -171,21 +173,19 @@ BEGIN
         IF NOT @extschema@._lock_slot(p_ring, p_slot, 'EXCLUSIVE', 1) THEN
             RETURN 'locked';
         END IF;
-        IF p_ring = 'queue' THEN
-            PERFORM @extschema@._fold_terminal_counts(p_slot, p_now);
-            PERFORM @extschema@._keep_failed(p_slot, p_now);
-        END IF;
-        IF NOT @extschema@._lock_slot(p_ring, p_slot, 'ACCESS EXCLUSIVE', 10) THEN
-            v_outcome := 'locked';
-            RAISE EXCEPTION USING ERRCODE = 'JQ000';
-        END IF;
         -- pause point: recheck
         IF @extschema@._slot_blocker(p_ring, p_slot) IS NOT NULL THEN
             v_outcome := 'in_use';
             RAISE EXCEPTION USING ERRCODE = 'JQ000';
         END IF;
         IF p_ring = 'queue' THEN
+            PERFORM @extschema@._fold_terminal_counts(p_slot, p_now);
+            PERFORM @extschema@._keep_failed(p_slot, p_now);
             PERFORM @extschema@._checkpoint_claim_heads(p_slot);
+        END IF;
+        IF NOT @extschema@._lock_slot(p_ring, p_slot, 'ACCESS EXCLUSIVE', 10) THEN
+            v_outcome := 'locked';
+            RAISE EXCEPTION USING ERRCODE = 'JQ000';
         END IF;
         v_used := (
             SELECT string_agg('@extschema@.' || t.name || '_' || p_slot, ', ')

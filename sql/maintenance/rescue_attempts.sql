@@ -111,6 +111,56 @@ $function$;
 COMMENT ON FUNCTION @extschema@._rescue_lease(bigint, bigint, text, timestamptz) IS
     'Internal: ends a moved attempt as rescued; one that cannot be ends failed, with the reason.';
 
+-- Looking at every open attempt costs a pass over the claim ring. Once a heartbeat interval is enough for what
+-- heartbeats tell; in between only deadlines can pass. p_after is the time of the last pass, NULL for a pass.
+CREATE OR REPLACE FUNCTION @extschema@._rescuable_batches(
+    p_slot integer, p_after timestamptz, p_dead uuid[], p_stale interval, p_now timestamptz)
+RETURNS TABLE (batch_id bigint, positions int8multirange, error text)
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET jit = off
+AS $function$
+BEGIN
+    IF p_after IS NULL THEN
+        RETURN QUERY
+        SELECT o.batch_id, r.positions, r.error
+        FROM @extschema@._open_batches(p_slot) o,
+             LATERAL @extschema@._rescuable(
+                 o.owner, o.claimed_at, o.deadline_at, o.open, p_dead, p_stale, p_now) r
+        WHERE NOT isempty(r.positions)
+        ORDER BY o.batch_id;
+    ELSIF @extschema@._leaf_in_use('lease_claim_batches', p_slot) THEN
+        RETURN QUERY EXECUTE format($query$
+            SELECT b.batch_id, x.positions, x.error
+            FROM @extschema@.lease_claim_batches_%1$s b,
+                 LATERAL @extschema@._read_batch(%1$s, b.batch_id) r,
+                 LATERAL @extschema@._rescuable(
+                     r.owner, r.claimed_at, r.deadline_at, r.positions - r.closed, $2, $3, $4) x
+            WHERE b.deadline_at > $1 AND b.deadline_at < $4 AND NOT isempty(x.positions)
+            ORDER BY b.batch_id
+            $query$, p_slot) USING p_after, p_dead, p_stale, p_now;
+    END IF;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._rescuable_batches(integer, timestamptz, uuid[], interval, timestamptz) IS
+    'Internal: batches of a claim slot with attempts to rescue, with the error to record.';
+
+-- When the last pass was; NULL when the next one is due.
+CREATE OR REPLACE FUNCTION @extschema@._last_rescue_pass(p_now timestamptz)
+RETURNS timestamptz
+LANGUAGE sql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+    SELECT l.at
+    FROM (SELECT to_timestamp(c.last_value / 1000.0) AS at FROM @extschema@.rescue_clock c) l
+    WHERE p_now >= l.at
+      AND p_now < l.at + make_interval(secs => @extschema@._setting('heartbeat_seconds')::double precision)
+$function$;
+COMMENT ON FUNCTION @extschema@._last_rescue_pass(timestamptz) IS
+    'Internal: when every open attempt was last looked at; NULL when it is time to do so again.';
+
 CREATE OR REPLACE FUNCTION @extschema@._rescue_attempts(p_limit bigint, p_now timestamptz)
 RETURNS bigint
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
@@ -119,6 +169,7 @@ AS $function$
 DECLARE
     v_dead uuid[] := @extschema@._detect_dead_instances(p_now);
     v_stale interval := make_interval(secs => @extschema@._setting('staleness_seconds')::double precision);
+    v_after timestamptz := @extschema@._last_rescue_pass(p_now);
     v_slot integer;
     v_found record;
     v_rescued bigint := 0;
@@ -126,12 +177,7 @@ BEGIN
     PERFORM @extschema@._require_read_committed();
     FOR v_slot IN SELECT s.slot FROM @extschema@._ring_slots('claim') s ORDER BY s.generation LOOP
         FOR v_found IN
-            SELECT o.batch_id, r.positions, r.error
-            FROM @extschema@._open_batches(v_slot) o,
-                 LATERAL @extschema@._rescuable(
-                     o.owner, o.claimed_at, o.deadline_at, o.open, v_dead, v_stale, p_now) r
-            WHERE NOT isempty(r.positions)
-            ORDER BY o.batch_id
+            SELECT b.* FROM @extschema@._rescuable_batches(v_slot, v_after, v_dead, v_stale, p_now) b
         LOOP
             CONTINUE WHEN NOT pg_try_advisory_xact_lock(@extschema@._lock_key('batch', v_found.batch_id));
             -- pause point: rescue
@@ -142,15 +188,35 @@ BEGIN
             END IF;
         END LOOP;
     END LOOP;
+    v_rescued := v_rescued + @extschema@._rescue_leases(p_limit - v_rescued, v_dead, v_stale, p_now);
+    IF v_after IS NULL AND v_rescued < p_limit THEN
+        PERFORM setval('@extschema@.rescue_clock', (extract(epoch FROM p_now) * 1000)::bigint);
+    END IF;
+    RETURN v_rescued;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._rescue_attempts(bigint, timestamptz) IS
+    'Internal: rescues up to so many attempts, oldest slot first.';
+
+CREATE OR REPLACE FUNCTION @extschema@._rescue_leases(
+    p_limit bigint, p_dead uuid[], p_stale interval, p_now timestamptz)
+RETURNS bigint
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_found record;
+    v_rescued bigint := 0;
+BEGIN
     FOR v_found IN
         SELECT l.batch_id, l."position", r.error
         FROM @extschema@.leases l,
              LATERAL @extschema@._rescuable(
                  l.owner, l.claimed_at, l.deadline_at, int8multirange(int8range(l."position", l."position", '[]')),
-                 v_dead, v_stale, p_now) r
+                 p_dead, p_stale, p_now) r
         WHERE l.outcome IS NULL AND NOT isempty(r.positions)
         ORDER BY l.batch_id, l."position"
-        LIMIT p_limit - v_rescued
+        LIMIT p_limit
     LOOP
         -- pause point: rescue_lease
         CONTINUE WHEN NOT pg_try_advisory_xact_lock(@extschema@._lock_key('batch', v_found.batch_id));
@@ -160,5 +226,5 @@ BEGIN
     RETURN v_rescued;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._rescue_attempts(bigint, timestamptz) IS
-    'Internal: rescues up to so many attempts, oldest slot first.';
+COMMENT ON FUNCTION @extschema@._rescue_leases(bigint, uuid[], interval, timestamptz) IS
+    'Internal: rescues up to so many moved attempts.';

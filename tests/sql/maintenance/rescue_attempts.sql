@@ -102,6 +102,18 @@ FROM awa.jobs j WHERE j.kind = 'poison' AND j.state = 'failed';
 ALTER TABLE awa.deferred_jobs DROP CONSTRAINT test_check;
 SELECT is(test.rescue('150 s', 100), 0::bigint, 'nothing is left to rescue');
 
+-- Every attempt is looked at once a heartbeat interval, those whose deadline passes at once.
+SELECT test.start('cadence', '{"deadline_seconds": 15}', p_worker => 10) AS overdue,
+       test.start('cadence', p_worker => 11) AS silent, now() AS at \gset
+SELECT is(awa._rescue_attempts(100, :'at'::timestamptz + interval '11 seconds'), 0::bigint, 'a look at all');
+SELECT is(awa._rescue_attempts(100, :'at'::timestamptz + interval '16 seconds'), 1::bigint, 'a deadline passes in between');
+SELECT is(test.status(:'overdue'::jsonb), 'rescued', 'and is not missed');
+SELECT is(awa._rescue_attempts(100, :'at'::timestamptz + interval '95 seconds'), 1::bigint, 'the next look at all');
+SELECT test.start('cadence', p_worker => 12) AS silent \gset
+SELECT is(awa._rescue_attempts(100, :'at'::timestamptz + interval '96 seconds'), 0::bigint, 'is not repeated at once');
+SELECT is(awa._rescue_attempts(100, :'at'::timestamptz + interval '195 seconds'), 1::bigint, 'but in its time');
+SELECT is(awa._rescue_attempts(100, :'at'::timestamptz), 0::bigint, 'a clock that goes back does no harm');
+
 SELECT results_eq($$ SELECT t.step, t.outcome, t.rows FROM awa.tick('{"steps": ["rescue"]}') t $$,
     $$ VALUES ('rescue', 'done', 0::bigint) $$, 'tick reports how many it rescued');
 
