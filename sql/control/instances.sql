@@ -65,6 +65,21 @@ $function$;
 COMMENT ON FUNCTION @extschema@._record_heartbeat(uuid, int8multirange, timestamptz) IS
     'Internal: stores a heartbeat and what the instance holds (NULL: all).';
 
+-- What clients tell about themselves: info with kinds, and with queues as an array or as an object by name.
+CREATE OR REPLACE FUNCTION @extschema@._is_served(p_queue text, p_kind text, p_now timestamptz)
+RETURNS boolean
+LANGUAGE sql STABLE PARALLEL SAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+    SELECT EXISTS (
+        SELECT FROM @extschema@.runtime_instances i
+        WHERE i.heartbeat_at > p_now - make_interval(
+                  secs => @extschema@._setting('staleness_seconds')::double precision)
+          AND i.info -> 'kinds' ? p_kind AND coalesce(i.info -> 'queues' ? p_queue, true))
+$function$;
+COMMENT ON FUNCTION @extschema@._is_served(text, text, timestamptz) IS
+    'Internal: whether a live instance says that it works on a queue and knows a kind.';
+
 -- Marks silent instances suspect and returns the ones that stayed silent one further interval.
 CREATE OR REPLACE FUNCTION @extschema@._detect_dead_instances(p_now timestamptz)
 RETURNS uuid[]
