@@ -1022,3 +1022,13 @@ def test_a_handler_that_refuses_to_stop_does_not_keep_the_worker(
         release.set()
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), -1])
+def test_times_that_cannot_be_waited_for_are_refused(seconds: float) -> None:
+    handlers = awa.Handlers()
+    for option in ("grace", "poll_interval"):
+        with pytest.raises(ValueError, match=f"{option} takes a finite number"):
+            awa.Worker("", handlers, **{option: seconds})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="grace takes a finite number"):
+        awa.Worker("", handlers).stop(grace=seconds)

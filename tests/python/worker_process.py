@@ -87,6 +87,13 @@ async def stubborn(job: awa.Job) -> None:
             await asyncio.sleep(60)
 
 
+@handlers.task()
+async def hang_in_a_thread(job: awa.Job) -> None:
+    """Wait for a thread that does not come back."""
+    await asyncio.to_thread(record, job, "start")
+    await asyncio.to_thread(time.sleep, 600)
+
+
 def interrupt() -> None:
     """Raise what Ctrl-C raises, without a Ctrl-C."""
     raise KeyboardInterrupt

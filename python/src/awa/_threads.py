@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
@@ -13,17 +13,18 @@ T = TypeVar("T")
 _Work = tuple[Future[Any], Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 
-class DaemonThreads(Executor):
-    """Threads for def handlers.
+class DaemonThreads(ThreadPoolExecutor):
+    """Threads for handlers.
 
     The standard pool makes the interpreter wait for its threads at exit, so a handler that hangs
-    would keep a worker from ever stopping. These end with the process.
+    would keep a worker from ever stopping. These end with the process. Only the type is that of the
+    standard pool, since an event loop takes no other for asyncio.to_thread().
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._work: SimpleQueue[_Work | None] = SimpleQueue()
-        self._threads: list[threading.Thread] = []
+        self._started: list[threading.Thread] = []
         self._free = threading.Semaphore(0)
         self._lock = threading.Lock()
         self._is_shut = False
@@ -35,10 +36,10 @@ class DaemonThreads(Executor):
             if self._is_shut:
                 raise RuntimeError("the worker's threads were shut down")
             self._work.put((future, fn, args, kwargs))
-            if not self._free.acquire(blocking=False) and len(self._threads) < self._most:
-                name = f"awa handler {len(self._threads) + 1}"
+            if not self._free.acquire(blocking=False) and len(self._started) < self._most:
+                name = f"awa handler {len(self._started) + 1}"
                 thread = threading.Thread(target=self._run, name=name, daemon=True)
-                self._threads.append(thread)
+                self._started.append(thread)
                 thread.start()
         return future
 
@@ -60,8 +61,8 @@ class DaemonThreads(Executor):
         """End the threads once they are idle."""
         with self._lock:
             self._is_shut = True
-            for _ in self._threads:
+            for _ in self._started:
                 self._work.put(None)
         if wait:
-            for thread in self._threads:
+            for thread in self._started:
                 thread.join()
