@@ -949,7 +949,7 @@ def test_a_thread_that_ends_after_its_worker_reports_its_outcome(
 
     worker = work(database, handlers, scenario, grace=0.1)
     release.set()
-    worker.heartbeat.join(10)
+    asyncio.run(worker.heartbeat.ended(10))
     assert [client.job(job_id).state for job_id in ids] == ["scheduled", "failed", "retryable"]
 
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -184,6 +185,17 @@ def test_a_process_ends_although_a_handler_refuses_to_stop(
     with process(database, grace=0.5) as worker:
         client.insert_job(kind)
         until(lambda: marks(conn, "start"))
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(20) == 1
+
+
+def test_a_process_ends_although_threads_outlive_their_handlers(
+    database: Database, client: awa.Client
+) -> None:
+    with process(database, grace=0.5) as worker:
+        # More than there are threads.
+        ids = client.insert_many("give_up_a_thread", [{}] * 40, max_attempts=1)
+        until(lambda: all(client.job(job_id).state == "failed" for job_id in ids))
         worker.send_signal(signal.SIGTERM)
         assert worker.wait(20) == 1
 
@@ -456,3 +468,26 @@ def test_daemon_threads_run_what_they_are_given() -> None:
     threads.shutdown(wait=True)
     with pytest.raises(RuntimeError, match="shut down"):
         threads.submit(print)
+
+
+class Argument:
+    """Something that a weak reference can follow."""
+
+
+def test_daemon_threads_do_not_keep_what_was_cancelled() -> None:
+    threads = DaemonThreads(1)
+    release = threading.Event()
+    busy = threads.submit(release.wait, 10)
+    arguments = [Argument() for _ in range(100)]
+    kept = weakref.WeakSet(arguments)
+    futures = [threads.submit(id, argument) for argument in arguments]
+    last = threads.submit(threading.get_ident)
+    del arguments
+    assert len(kept) == 100
+    assert all(future.cancel() for future in futures)
+    assert len(kept) == 0
+    assert not threads.ended(0.01)
+    release.set()
+    assert busy.result(5)
+    assert last.result(5)
+    assert threads.ended(5)

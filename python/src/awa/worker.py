@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import platform
+import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -99,6 +100,7 @@ class Worker:
         self._is_broken = False
         self._maintenance: Maintenance | None = None
         self.handles_sigint = False
+        self._stopped_at = 0.0
         self.stopping = asyncio.Event()
         self.hurry = asyncio.Event()
         self._claims = AsyncSession(self._settings, "claim")
@@ -204,7 +206,7 @@ class Worker:
             self._threads.shutdown(wait=False)
         await self._finishes.close()
         await self._claims.close()
-        await asyncio.to_thread(self.heartbeat.join, 1.0 if self._is_clean else 0.1)
+        await self.heartbeat.ended(1.0 if self._is_clean else 0.1)
         logger.info("worker stopped%s", "" if self._is_clean else ", some jobs were cut short")
 
     async def run(self) -> int:
@@ -216,11 +218,20 @@ class Worker:
 
     def stop(self, *, grace: float | None = None) -> None:
         """Claim nothing more and end when the running handlers have; grace=0 does not wait."""
+        if not self.stopping.is_set():
+            self._stopped_at = time.monotonic()
         self.stopping.set()
         if grace == 0:
             self.hurry.set()
         elif grace is not None:
             self.grace = as_seconds(grace, "grace")
+
+    @property
+    def grace_left(self) -> float:
+        """Seconds that are left of the grace period, and a moment at least."""
+        if self.hurry.is_set():
+            return LAST_WORDS_SECONDS
+        return max(LAST_WORDS_SECONDS, self._stopped_at + self.grace - time.monotonic())
 
     @property
     def is_ready(self) -> bool:
@@ -395,10 +406,17 @@ def run(
     """
     runner = asyncio.Runner()
     # For asyncio.to_thread: threads of the loop would keep the process beyond the grace period.
-    runner.get_loop().set_default_executor(DaemonThreads(DEFAULT_THREADS))
+    threads = DaemonThreads(DEFAULT_THREADS)
+    runner.get_loop().set_default_executor(threads)
     code = CLEAN
     try:
-        code = runner.run(Worker(dsn, handlers, **options).run())
+        worker = Worker(dsn, handlers, **options)
+        code = runner.run(worker.run())
+        if code == CLEAN and not threads.ended(worker.grace_left):
+            logger.warning(
+                "threads of handlers that timed out still run, they end with the process"
+            )
+            code = FORCED
     finally:
         if code == CLEAN:
             runner.close()
