@@ -214,11 +214,12 @@ def test_a_keyboard_interrupt_in_a_handler_is_its_failure_only(
 
 
 def test_a_worker_can_be_stopped_while_the_database_is_away() -> None:
-    worker = subprocess.Popen([sys.executable, SCRIPT, "host=127.0.0.1 port=1"])
-    time.sleep(1)
-    assert worker.poll() is None
-    worker.send_signal(signal.SIGTERM)
-    assert worker.wait(5) == 0
+    command = [sys.executable, str(SCRIPT), "host=127.0.0.1 port=1"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as worker:
+        assert worker.stderr is not None
+        assert "trying again" in worker.stderr.readline()
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(20) == 0
 
 
 def test_a_worker_that_the_server_does_not_let_in_says_so_and_ends(
