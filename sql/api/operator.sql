@@ -17,13 +17,15 @@ RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $function$
+DECLARE
+    v_queue text COLLATE "default" := queue;
 BEGIN
-    PERFORM @extschema@._check_name('queue', queue);
+    PERFORM @extschema@._check_name('queue', v_queue);
     PERFORM @extschema@._check_options('opts', opts,
         '{enqueue_shards,strict_fifo,notify,dlq,aging_seconds,deadline_seconds}');
-    PERFORM @extschema@._declare_queue(queue, opts);
+    PERFORM @extschema@._declare_queue(v_queue, opts);
     -- A strict queue's lanes must exist before its producers do: nobody may fall back to another lane there.
-    PERFORM @extschema@._create_lanes(queue, (@extschema@._queue_options(queue)).strict_fifo);
+    PERFORM @extschema@._create_lanes(v_queue, (@extschema@._queue_options(v_queue)).strict_fifo);
 END
 $function$;
 COMMENT ON FUNCTION @extschema@.declare_queue(text, jsonb) IS
@@ -37,9 +39,11 @@ RETURNS boolean
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $function$
+DECLARE
+    v_queue text COLLATE "default" := queue;
 BEGIN
-    PERFORM @extschema@._check_name('queue', queue);
-    RETURN @extschema@._set_paused(queue, clock_timestamp());
+    PERFORM @extschema@._check_name('queue', v_queue);
+    RETURN @extschema@._set_paused(v_queue, clock_timestamp());
 END
 $function$;
 COMMENT ON FUNCTION @extschema@.pause_queue(text) IS
@@ -50,10 +54,12 @@ RETURNS boolean
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $function$
+DECLARE
+    v_queue text COLLATE "default" := queue;
 BEGIN
-    PERFORM @extschema@._check_name('queue', queue);
-    IF @extschema@._set_paused(queue, NULL) THEN
-        PERFORM @extschema@._ring_doorbell(queue);
+    PERFORM @extschema@._check_name('queue', v_queue);
+    IF @extschema@._set_paused(v_queue, NULL) THEN
+        PERFORM @extschema@._ring_doorbell(v_queue);
         RETURN true;
     END IF;
     RETURN false;
@@ -81,9 +87,11 @@ RETURNS text
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $function$
+DECLARE
+    v_reason text COLLATE "default" := left(reason, 2000);
 BEGIN
     PERFORM @extschema@._check_job_id(job_id);
-    RETURN @extschema@._cancel_job(job_id, left(reason, 2000), clock_timestamp());
+    RETURN @extschema@._cancel_job(job_id, v_reason, clock_timestamp());
 END
 $function$;
 COMMENT ON FUNCTION @extschema@.cancel_job(bigint, text) IS
@@ -127,7 +135,7 @@ BEGIN
             'It was retried or purged, or never failed.');
     END IF;
     v_job.priority := coalesce(@extschema@._option_integer(opts, 'priority', 1, 4), v_job.priority);
-    IF opts ? 'queue' THEN
+    IF coalesce(opts -> 'queue', 'null') <> 'null' THEN
         v_job.queue := @extschema@._option_text(opts, 'queue', 200);
         PERFORM @extschema@._check_name('queue', v_job.queue);
         v_job.shard := mod(v_job.shard, (@extschema@._queue_options(v_job.queue)).enqueue_shards);
@@ -163,16 +171,17 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $function$
 DECLARE
+    v_queue text COLLATE "default" := queue;
     v_counts @extschema@.queue_count;
 BEGIN
     PERFORM @extschema@._require_read_committed();
-    PERFORM @extschema@._check_name('queue', queue);
+    PERFORM @extschema@._check_name('queue', v_queue);
     -- TRUNCATE does not ask snapshots: the locks come before the one that counts, and vanish with the block.
     BEGIN
         LOCK TABLE @extschema@.ready_entries, @extschema@.ready_claim_attempt_batches, @extschema@.done_entries,
             @extschema@.receipt_completion_batches, @extschema@.lease_claim_batches,
             @extschema@.lease_claim_closures, @extschema@.leases IN ACCESS SHARE MODE;
-        v_counts := @extschema@._count_jobs(queue);
+        v_counts := @extschema@._count_jobs(v_queue);
         RAISE EXCEPTION USING ERRCODE = 'JQ000';
     EXCEPTION WHEN SQLSTATE 'JQ000' THEN
         NULL;
@@ -217,8 +226,11 @@ RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $function$
+DECLARE
+    v_name text COLLATE "default" := name;
+    v_value text COLLATE "default" := value;
 BEGIN
-    PERFORM @extschema@._set_setting(name, value);
+    PERFORM @extschema@._set_setting(v_name, v_value);
 END
 $function$;
 COMMENT ON FUNCTION @extschema@.set_setting(text, text) IS

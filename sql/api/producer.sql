@@ -1,4 +1,6 @@
 -- Calls of producers. They join the caller's transaction; a job is visible on commit and gone on rollback.
+-- A function takes the collation of its arguments into all that it compares and calls, so doors copy names into
+-- variables of the default one: with a collation that ignores case 'Q' would find the lanes of 'q'.
 
 CREATE OR REPLACE FUNCTION @extschema@.insert_job(
     kind text, args jsonb DEFAULT '{}', queue text DEFAULT 'default', priority integer DEFAULT 2,
@@ -8,27 +10,30 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $function$
 DECLARE
+    v_kind text COLLATE "default" := kind;
+    v_queue text COLLATE "default" := queue;
     v_now timestamptz := clock_timestamp();
     v_ext jsonb;
     v_run_at timestamptz := run_at;
     v_job_id bigint;
 BEGIN
-    IF NOT coalesce(@extschema@._is_plain_job(kind, args, queue, priority, max_attempts, run_at), false) THEN
-        PERFORM @extschema@._check_job(kind, args, queue, priority, max_attempts, run_at);
+    IF NOT coalesce(@extschema@._is_plain_job(v_kind, args, v_queue, priority, max_attempts, run_at), false) THEN
+        PERFORM @extschema@._check_job(v_kind, args, v_queue, priority, max_attempts, run_at);
     END IF;
     IF opts IS DISTINCT FROM '{}' OR max_attempts <> 25 THEN
         v_ext := @extschema@._job_ext(opts, max_attempts);
         v_run_at := @extschema@._delayed(run_at, opts, v_now);
     END IF;
     IF coalesce(v_run_at, v_now) <= v_now THEN
-        v_job_id := @extschema@._append_ready_one(queue, priority, opts ->> 'ordering_key', kind, args, v_now, v_ext);
+        v_job_id := @extschema@._append_ready_one(
+            v_queue, priority, opts ->> 'ordering_key', v_kind, args, v_now, v_ext);
         IF v_job_id IS NOT NULL THEN
             RETURN ROW(v_job_id, 'available', false, NULL)::@extschema@.insert_result;
         END IF;
     END IF;
     SELECT d.job_id INTO v_job_id
     FROM @extschema@._defer(ARRAY[@extschema@._born_at(
-        @extschema@._new_job(kind, args, queue, priority, opts ->> 'ordering_key', v_run_at, v_ext),
+        @extschema@._new_job(v_kind, args, v_queue, priority, opts ->> 'ordering_key', v_run_at, v_ext),
         v_now)], 'scheduled') d;
     RETURN ROW(v_job_id, 'scheduled', false, NULL)::@extschema@.insert_result;
 END
@@ -82,12 +87,14 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $function$
 DECLARE
+    v_kind text COLLATE "default" := kind;
+    v_queue text COLLATE "default" := queue;
     v_now timestamptz := clock_timestamp();
     v_ext jsonb;
     v_run_at timestamptz := run_at;
     v_job @extschema@._job;
 BEGIN
-    PERFORM @extschema@._check_job(kind, '{}', queue, priority, max_attempts, run_at);
+    PERFORM @extschema@._check_job(v_kind, '{}', v_queue, priority, max_attempts, run_at);
     PERFORM @extschema@._check_args_list(args);
     v_ext := @extschema@._job_ext(opts, max_attempts);
     v_run_at := @extschema@._delayed(run_at, opts, v_now);
@@ -98,13 +105,13 @@ BEGIN
         RETURN QUERY
         SELECT r.id
         FROM @extschema@._append_ready_many(
-            queue, priority, opts ->> 'ordering_key', kind, args, v_now, v_ext) r (id);
+            v_queue, priority, opts ->> 'ordering_key', v_kind, args, v_now, v_ext) r (id);
         IF FOUND THEN
             RETURN;
         END IF;
     END IF;
     v_job := @extschema@._born_at(
-        @extschema@._new_job(kind, '{}', queue, priority, opts ->> 'ordering_key', v_run_at, v_ext), v_now);
+        @extschema@._new_job(v_kind, '{}', v_queue, priority, opts ->> 'ordering_key', v_run_at, v_ext), v_now);
     RETURN QUERY
     SELECT d.job_id
     FROM @extschema@._defer(@extschema@._with_args(v_job, args), 'scheduled') d
@@ -138,7 +145,7 @@ BEGIN
     FOR v_item IN
         SELECT a.args, a.o
         FROM unnest(p_args) WITH ORDINALITY a (args, o)
-        WHERE a.args IS NULL OR pg_column_size(a.args) >= 1024 OR pg_column_compression(a.args) IS NOT NULL
+        WHERE NOT coalesce(@extschema@._is_small(a.args), false)
     LOOP
         PERFORM @extschema@._check_payload(format('args[%s]', v_item.o), v_item.args, NULL);
     END LOOP;

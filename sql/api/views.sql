@@ -108,14 +108,17 @@ BEGIN
     SELECT n.name, o.enqueue_shards, o.strict_fifo, o.notify, coalesce(o.dlq, @extschema@._setting('dlq_default') = 1),
            coalesce(o.aging_seconds, @extschema@._setting('aging_seconds')), o.deadline_seconds, o.paused_at,
            (SELECT count(*) FROM @extschema@.queue_lanes l WHERE l.queue = n.name)
-    FROM (SELECT m.queue FROM @extschema@.queue_meta m UNION SELECT l.queue FROM @extschema@.queue_lanes l) n (name),
+    FROM (SELECT m.queue FROM @extschema@.queue_meta m
+          UNION SELECT l.queue FROM @extschema@.queue_lanes l
+          UNION SELECT d.queue FROM @extschema@.deferred_jobs d
+          UNION SELECT d.queue FROM @extschema@.dlq_entries d) n (name),
          LATERAL @extschema@._queue_options(n.name) o;
 END
 $function$;
 COMMENT ON FUNCTION @extschema@._list_queues() IS 'Internal: queues and their options.';
 
 CREATE OR REPLACE VIEW @extschema@.queues AS SELECT q.* FROM @extschema@._list_queues() q;
-COMMENT ON VIEW @extschema@.queues IS 'Queues that were declared or hold lanes, with the options in force.';
+COMMENT ON VIEW @extschema@.queues IS 'Queues that were declared, were paused or have jobs, with the options in force.';
 
 CREATE OR REPLACE FUNCTION @extschema@._list_instances()
 RETURNS TABLE (instance_id uuid, info jsonb, started_at timestamptz, heartbeat_at timestamptz, is_live boolean)

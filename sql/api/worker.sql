@@ -129,8 +129,10 @@ RETURNS SETOF @extschema@.claimed_job
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $function$
+DECLARE
+    v_queue text COLLATE "default" := queue;
 BEGIN
-    PERFORM @extschema@._check_name('queue', queue);
+    PERFORM @extschema@._check_name('queue', v_queue);
     PERFORM @extschema@._check_instance(instance_id);
     IF max_batch IS NULL OR max_batch NOT BETWEEN 1 AND 1000 THEN
         PERFORM @extschema@._refuse('22023', format('field "max_batch" is %s', coalesce(max_batch::text, 'NULL')),
@@ -145,7 +147,7 @@ BEGIN
     END IF;
     RETURN QUERY
     SELECT c.*
-    FROM @extschema@._claim_ready(queue, max_batch, instance_id,
+    FROM @extschema@._claim_ready(v_queue, max_batch, instance_id,
         @extschema@._option_number(opts, 'deadline_seconds', 0.001, 31536000),
         ARRAY(SELECT jsonb_array_elements_text(nullif(opts -> 'separate', 'null'))),
         coalesce(@extschema@._option_boolean(opts, 'wake_others'), false)) c;
@@ -162,10 +164,12 @@ RETURNS @extschema@.claim_status
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $function$
+DECLARE
+    v_queue text COLLATE "default" := queue;
 BEGIN
-    PERFORM @extschema@._check_name('queue', queue);
+    PERFORM @extschema@._check_name('queue', v_queue);
     PERFORM @extschema@._require_read_committed();
-    RETURN @extschema@._claim_status(queue, coalesce(arm, false));
+    RETURN @extschema@._claim_status(v_queue, coalesce(arm, false));
 END
 $function$;
 COMMENT ON FUNCTION @extschema@.claim_status(text, boolean) IS

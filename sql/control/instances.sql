@@ -1,11 +1,19 @@
 -- Worker processes and their heartbeats: one row per process, one UPDATE per heartbeat interval.
 
+CREATE OR REPLACE FUNCTION @extschema@._instance_key(p_instance uuid)
+RETURNS bigint
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN @extschema@._lock_key('instance/' || p_instance::text, 0);
+COMMENT ON FUNCTION @extschema@._instance_key(uuid) IS
+    'Internal: lock of whoever makes the row of an instance, so that a claim need not wait for it.';
+
 CREATE OR REPLACE FUNCTION @extschema@._register_instance(p_instance uuid, p_info jsonb, p_now timestamptz)
 RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$
 BEGIN
+    PERFORM pg_advisory_xact_lock(@extschema@._instance_key(p_instance));
     INSERT INTO @extschema@.runtime_instances AS i (instance_id, info, started_at) VALUES (p_instance, p_info, p_now)
     ON CONFLICT (instance_id) DO UPDATE SET info = excluded.info WHERE i.info IS DISTINCT FROM excluded.info;
 END
@@ -13,7 +21,7 @@ $function$;
 COMMENT ON FUNCTION @extschema@._register_instance(uuid, jsonb, timestamptz) IS
     'Internal: makes an instance known, or replaces its description.';
 
--- A claim makes its owner known, so that rescue finds every owner in one small table.
+-- A claim makes its owner known. It leaves that to another open transaction which does the same: rescue does without.
 CREATE OR REPLACE FUNCTION @extschema@._note_owner(p_instance uuid, p_now timestamptz)
 RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
@@ -22,7 +30,8 @@ SET enable_seqscan = off
 SET enable_bitmapscan = off
 AS $function$
 BEGIN
-    IF NOT EXISTS (SELECT FROM @extschema@.runtime_instances i WHERE i.instance_id = p_instance) THEN
+    IF NOT EXISTS (SELECT FROM @extschema@.runtime_instances i WHERE i.instance_id = p_instance)
+       AND pg_try_advisory_xact_lock(@extschema@._instance_key(p_instance)) THEN
         INSERT INTO @extschema@.runtime_instances (instance_id, info, started_at) VALUES (p_instance, '{}', p_now)
         ON CONFLICT (instance_id) DO NOTHING;
     END IF;
@@ -46,6 +55,7 @@ BEGIN
     WHERE i.instance_id = p_instance
       AND (i.heartbeat_at IS NULL OR i.suspect_at IS NOT NULL OR i.heartbeat_at <= p_now - v_interval);
     IF NOT FOUND THEN
+        PERFORM pg_advisory_xact_lock(@extschema@._instance_key(p_instance));
         INSERT INTO @extschema@.runtime_instances (instance_id, info, started_at, heartbeat_at, held)
         VALUES (p_instance, '{}', p_now, p_now, p_held)
         ON CONFLICT (instance_id) DO NOTHING;
@@ -54,6 +64,21 @@ END
 $function$;
 COMMENT ON FUNCTION @extschema@._record_heartbeat(uuid, int8multirange, timestamptz) IS
     'Internal: stores a heartbeat and what the instance holds (NULL: all).';
+
+-- What clients tell about themselves: info with kinds, and with queues as an array or as an object by name.
+CREATE OR REPLACE FUNCTION @extschema@._is_served(p_queue text, p_kind text, p_now timestamptz)
+RETURNS boolean
+LANGUAGE sql STABLE PARALLEL SAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+    SELECT EXISTS (
+        SELECT FROM @extschema@.runtime_instances i
+        WHERE i.heartbeat_at > p_now - make_interval(
+                  secs => @extschema@._setting('staleness_seconds')::double precision)
+          AND i.info -> 'kinds' ? p_kind AND coalesce(i.info -> 'queues' ? p_queue, true))
+$function$;
+COMMENT ON FUNCTION @extschema@._is_served(text, text, timestamptz) IS
+    'Internal: whether a live instance says that it works on a queue and knows a kind.';
 
 -- Marks silent instances suspect and returns the ones that stayed silent one further interval.
 CREATE OR REPLACE FUNCTION @extschema@._detect_dead_instances(p_now timestamptz)

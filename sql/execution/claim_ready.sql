@@ -2,7 +2,8 @@
 -- row per ready slot, deadline and separate job is the receipt. Lock order: lane, mutation, position (all by try).
 
 -- Waiting rows of one leaf among the wanted positions, lowest first. Only nested loops over the position index can
--- answer this, so the plan is the same on an empty, a truncated and a full leaf.
+-- answer this, so the plan is the same on an empty, a truncated and a full leaf. A size is that of the text, which is
+-- what the claim returns; -1 where only decompressing the args would tell it.
 CREATE OR REPLACE FUNCTION @extschema@._see_leaf(
     p_slot integer, p_wanted int8multirange, p_limit integer, p_alone boolean,
     OUT positions bigint[], OUT sizes integer[], OUT is_plain boolean)
@@ -26,7 +27,11 @@ BEGIN
             SELECT FROM @extschema@.ready_tombstones_%s t WHERE t."position" = e."position")', p_slot);
     END IF;
     v_rows := format($query$
-        SELECT e."position", pg_column_size(e.args) AS bytes, e.job_id IS NULL AND e.ext IS NULL AS is_plain
+        SELECT e."position",
+               CASE WHEN pg_column_compression(e.args) IS NOT NULL THEN -1
+                    WHEN pg_column_size(e.args) < 2048 THEN octet_length(e.args::text)
+                    ELSE pg_column_size(e.args) END AS bytes,
+               e.job_id IS NULL AND e.ext IS NULL AS is_plain
         FROM @extschema@.ready_entries_%s e
         WHERE e."position" >= lower(g.g) AND e."position" < upper(g.g) %s
         ORDER BY e."position" LIMIT $2
@@ -191,27 +196,70 @@ $function$;
 COMMENT ON FUNCTION @extschema@._take_unlocked(@extschema@._seen_rows, integer) IS
     'Internal: takes candidates one by one while application transactions change jobs of the lane.';
 
--- How many of the first p_limit candidates fit into claim_max_bytes; at least one.
-CREATE OR REPLACE FUNCTION @extschema@._count_fitting(p_sizes integer[], p_limit integer)
-RETURNS integer
-LANGUAGE plpgsql STABLE PARALLEL SAFE
+-- Sizes of some candidates once more, now with those of one leaf decompressed.
+CREATE OR REPLACE FUNCTION @extschema@._measure_args(p_leaf integer, p_positions bigint[], p_sizes integer[])
+RETURNS integer[]
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
+SET jit = off
+AS $function$
+DECLARE
+    v_sizes integer[];
+BEGIN
+    EXECUTE format('SELECT array_agg(coalesce(octet_length(r.args::text), u.bytes) ORDER BY u.o)
+                    FROM unnest($1, $2) WITH ORDINALITY u (pos, bytes, o)
+                    LEFT JOIN @extschema@.ready_entries_%s r ON r."position" = u.pos', p_leaf)
+        INTO v_sizes USING p_positions, p_sizes;
+    RETURN v_sizes;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._measure_args(integer, bigint[], integer[]) IS
+    'Internal: text sizes of args in one leaf; those of other leaves are passed through.';
+
+-- How many of the first p_limit candidates fit into claim_max_bytes beside what the claim has from other lanes; at
+-- least one job of all. What is compressed is measured in portions and only until the bound is reached: the
+-- claim decompresses little that it does not return.
+CREATE OR REPLACE FUNCTION @extschema@._count_fitting(
+    p_seen @extschema@._seen_rows, p_limit integer, p_bytes bigint,
+    OUT fitting integer, OUT bytes bigint)
+RETURNS record
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$
 DECLARE
-    v_total bigint;
+    c_portion constant integer := 32;
+    v_sizes integer[] := p_seen.sizes;
+    v_most integer := least(p_limit, cardinality(p_seen.sizes));
+    v_last integer;
     v_max bigint;
 BEGIN
-    SELECT sum(s) INTO v_total FROM unnest(p_sizes) s;
+    fitting := p_limit;
+    bytes := p_bytes + coalesce((SELECT sum(s) FROM unnest(v_sizes) s), 0);
     -- The setting cannot be smaller, so most claims need not read it.
-    IF coalesce(v_total, 0) <= 1048576 THEN
-        RETURN p_limit;
+    IF bytes <= 1048576 AND -1 <> ALL (v_sizes) THEN
+        RETURN;
     END IF;
+    bytes := p_bytes;
     v_max := @extschema@._setting('claim_max_bytes');
-    RETURN least(p_limit, greatest(1, (SELECT count(*) FROM (SELECT sum(s.bytes) OVER (ORDER BY s.o) AS running
-        FROM unnest(p_sizes) WITH ORDINALITY s (bytes, o)) c WHERE c.running <= v_max)));
+    FOR i IN 1 .. v_most LOOP
+        IF v_sizes[i] < 0 THEN
+            v_last := least(i + c_portion - 1, v_most);
+            v_sizes[i:v_last] := @extschema@._measure_args(
+                p_seen.leaves[i], p_seen.positions[i:v_last], v_sizes[i:v_last]);
+        END IF;
+        IF bytes + v_sizes[i] > v_max AND (bytes > 0 OR i > 1) THEN
+            fitting := i - 1;
+            RETURN;
+        END IF;
+        bytes := bytes + v_sizes[i];
+    END LOOP;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._count_fitting(integer[], integer) IS
+COMMENT ON FUNCTION @extschema@._count_fitting(@extschema@._seen_rows, integer, bigint) IS
     'Internal: size of a claim bounded by claim_max_bytes.';
 
 -- The emission after this claim. Behind its cursor a position is emitted, dead, held
@@ -269,10 +317,12 @@ COMMENT ON FUNCTION @extschema@._next_emission(
     pg_snapshot, boolean) IS
     'Internal: cursor, gaps, held and horizon after a claim.';
 
+-- positions and leaves are the candidates, of which those in taken are claimed: NULL when none is. bytes is p_bytes
+-- and what the claimed args add to it.
 CREATE OR REPLACE FUNCTION @extschema@._claim_lane(
-    p_lane integer, p_queue text, p_priority integer, p_tail bigint, p_limit integer, p_owner uuid,
-    p_deadline_seconds numeric, p_separate text[], p_fresh boolean, p_now timestamptz)
-RETURNS SETOF @extschema@.claimed_job
+    p_lane integer, p_tail bigint, p_limit integer, p_bytes bigint, p_fresh boolean,
+    OUT positions bigint[], OUT leaves integer[], OUT is_plain boolean, OUT taken int8multirange, OUT bytes bigint)
+RETURNS record
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$
@@ -289,6 +339,7 @@ DECLARE
     v_dead int8multirange := '{}'::int8multirange;
     v_quiet boolean := false;
 BEGIN
+    bytes := p_bytes;
     IF NOT pg_try_advisory_xact_lock(@extschema@._lock_key('lane', p_lane)) THEN
         RETURN;
     END IF;
@@ -317,8 +368,10 @@ BEGIN
     END IF;
     -- pause point: probe
     v_seen := @extschema@._see_rows(v_emission, v_ring, p_limit, v_alone);
-    v_limit := @extschema@._count_fitting(v_seen.sizes, p_limit);
-    IF v_alone THEN
+    SELECT f.fitting, f.bytes INTO v_limit, bytes FROM @extschema@._count_fitting(v_seen, p_limit, p_bytes) f;
+    IF v_limit = 0 THEN
+        RETURN;
+    ELSIF v_alone THEN
         v_taken := @extschema@._sorted_to_set(v_seen.positions[:v_limit]);
     ELSE
         SELECT t.taken, t.dead INTO v_taken, v_dead FROM @extschema@._take_unlocked(v_seen, v_limit) t;
@@ -330,25 +383,14 @@ BEGIN
     END IF;
     v_next.claim_no := v_emission.claim_no + 1;
     PERFORM @extschema@._append_emission((v_ring % 64)::integer, v_next);
-    IF isempty(v_taken) THEN
-        RETURN;
-    END IF;
-    -- A late row lies in another leaf than its neighbours, but is handed out in its place.
-    RETURN QUERY
-    SELECT c.*
-    FROM (SELECT u.leaf, array_agg(u."position" ORDER BY u."position") AS positions
-          FROM unnest(v_seen.positions, v_seen.leaves) u ("position", leaf)
-          WHERE v_taken @> u."position"
-          GROUP BY u.leaf) l,
-         LATERAL @extschema@._issue_receipts(
-             l.leaf, p_queue, p_priority, l.positions, v_seen.is_plain, p_owner, p_deadline_seconds, p_separate,
-             p_now) c
-    ORDER BY c."position";
+    taken := nullif(v_taken, '{}');
+    positions := v_seen.positions;
+    leaves := v_seen.leaves;
+    is_plain := v_seen.is_plain;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._claim_lane(
-    integer, text, integer, bigint, integer, uuid, numeric, text[], boolean, timestamptz) IS
-    'Internal: claims up to so many jobs of one lane; nothing when another claim holds the lane.';
+COMMENT ON FUNCTION @extschema@._claim_lane(integer, bigint, integer, bigint, boolean) IS
+    'Internal: takes up to so many jobs of one lane; nothing when another claim holds the lane.';
 
 -- Claimed positions of a leaf in groups that share a receipt: one per deadline, and one per job of the kinds in
 -- p_separate, so that jobs which complete in transactions of their own never wait for one another's batch lock.
@@ -445,7 +487,9 @@ DECLARE
     v_now timestamptz := clock_timestamp();
     v_meta @extschema@.queue_meta;
     v_lane record;
+    v_got record;
     v_rows bigint;
+    v_bytes bigint := 0;
     v_left integer := p_limit;
 BEGIN
     PERFORM @extschema@._require_read_committed();
@@ -456,11 +500,20 @@ BEGIN
     -- A client that vanishes inside this transaction must not hold the lane for long.
     PERFORM set_config('idle_in_transaction_session_timeout', '10s', true);
     FOR v_lane IN SELECT l.* FROM @extschema@._choose_lanes(p_queue, v_meta.aging_seconds, v_now) l LOOP
+        v_got := @extschema@._claim_lane(v_lane.lane_id, v_lane.tail, v_left, v_bytes, v_fresh);
+        v_bytes := v_got.bytes;
+        CONTINUE WHEN v_got.taken IS NULL;
+        -- A late row lies in another leaf than its neighbours, but is handed out in its place.
         RETURN QUERY
         SELECT c.*
-        FROM @extschema@._claim_lane(
-            v_lane.lane_id, p_queue, v_lane.priority, v_lane.tail, v_left, p_owner,
-            coalesce(p_deadline_seconds, v_meta.deadline_seconds), p_separate, v_fresh, v_now) c;
+        FROM (SELECT u.leaf, array_agg(u."position" ORDER BY u."position") AS positions
+              FROM unnest(v_got.positions, v_got.leaves) u ("position", leaf)
+              WHERE v_got.taken @> u."position"
+              GROUP BY u.leaf) l,
+             LATERAL @extschema@._issue_receipts(
+                 l.leaf, p_queue, v_lane.priority, l.positions, v_got.is_plain, p_owner,
+                 coalesce(p_deadline_seconds, v_meta.deadline_seconds), p_separate, v_now) c
+        ORDER BY c."position";
         GET DIAGNOSTICS v_rows = ROW_COUNT;
         v_left := v_left - v_rows;
         EXIT WHEN v_left <= 0;

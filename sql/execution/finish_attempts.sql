@@ -57,9 +57,12 @@ BEGIN
     ELSIF v_item.outcome = 'snoozed' THEN
         v_item.fault := 'a snooze needs "delay_seconds"';
     END IF;
-    IF pg_column_size(v_item.result) > 1024
-       AND octet_length(v_item.result::text) > @extschema@._setting('args_max_bytes') THEN
-        v_item.fault := format('field "result" has more than %s bytes', @extschema@._setting('args_max_bytes'));
+    IF NOT @extschema@._is_small(v_item.result) THEN
+        IF octet_length(v_item.result::text) > @extschema@._setting('args_max_bytes') THEN
+            v_item.fault := format('field "result" has more than %s bytes', @extschema@._setting('args_max_bytes'));
+        ELSIF @extschema@._is_too_deep(v_item.result) THEN
+            v_item.fault := 'field "result" is nested more than 256 levels deep';
+        END IF;
     END IF;
     RETURN v_item;
 END

@@ -54,7 +54,11 @@ DECLARE
 BEGIN
     v_job.attempt := v_job.attempt - 1;
     IF p_reason = 'unknown_kind' THEN
-        -- No worker here knows the kind: come back later and later, at no cost, until one does.
+        -- No worker here knows the kind: come back later and later, at no cost, until one does. Where another one on
+        -- the queue does, it is a matter of whose claim comes first.
+        IF @extschema@._is_served(v_job.queue, v_job.kind, p_now) THEN
+            v_releases := 1;
+        END IF;
         v_job.ext := v_job.ext || jsonb_build_object('releases', v_releases);
         v_job.run_at := p_now + make_interval(secs => least(power(2, least(v_releases, 7) - 1), 60));
         PERFORM @extschema@._defer(ARRAY[v_job], 'scheduled');

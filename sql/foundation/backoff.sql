@@ -45,7 +45,7 @@ DECLARE
         WHEN 'object' THEN p_error ELSE jsonb_build_object('error', p_error) END;
     v_errors jsonb := coalesce(p_errors, '[]');
 BEGIN
-    IF octet_length(v_entry::text) > v_max_bytes / 2 THEN
+    IF octet_length(v_entry::text) > v_max_bytes / 2 OR @extschema@._is_too_deep(v_entry) THEN
         v_entry := jsonb_build_object(
             'error', left(coalesce(v_entry ->> 'error', v_entry::text), v_max_bytes / 16), 'truncated', true);
     END IF;

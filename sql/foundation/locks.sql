@@ -1,6 +1,7 @@
 -- Lock keys. They start from the schema's own name, so that tenants do not meet; the derivation never changes between
 -- versions, because old and new clients must meet. Waiting is only ever for, in this order: fifo,
--- mutation, position, batch. All others are taken by try, but for verify(), which is for a database without workers.
+-- mutation, position, batch. All others are taken by try, but for verify(), which is for a database without workers,
+-- and for instance, where a worker waits for itself alone.
 
 CREATE OR REPLACE FUNCTION @extschema@._lock_key(p_class text, p_id bigint)
 RETURNS bigint
@@ -8,7 +9,7 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE STRICT
 RETURN hashtextextended('@extschema@/' || p_class, p_id);
 COMMENT ON FUNCTION @extschema@._lock_key(text, bigint) IS
     'Internal: advisory lock key. Classes: fifo, new_lane, lane, mutation, position, batch,
-queue_ring, claim_ring, step.';
+queue_ring, claim_ring, step, instance.';
 
 CREATE OR REPLACE FUNCTION @extschema@._is_read_committed()
 RETURNS boolean

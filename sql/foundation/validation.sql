@@ -32,6 +32,22 @@ $function$;
 COMMENT ON FUNCTION @extschema@._check_name(text, text) IS
     'Internal: a queue or kind has 1 to 200 printable characters (22023, 23514).';
 
+-- Small enough to break no limit: every size limit is at least 1 KiB, and a nesting level takes 8 bytes. The text
+-- counts, for it is what clients get: 1e131071 takes 12 bytes when it is stored and 128 KiB when it is read.
+CREATE OR REPLACE FUNCTION @extschema@._is_small(p_value jsonb)
+RETURNS boolean
+LANGUAGE sql STABLE PARALLEL SAFE
+RETURN pg_column_size(p_value) < 1024 AND pg_column_compression(p_value) IS NULL
+    AND octet_length(p_value::text) <= 1024;
+COMMENT ON FUNCTION @extschema@._is_small(jsonb) IS
+    'Internal: true for a JSON value that is within every limit; otherwise look closer.';
+
+CREATE OR REPLACE FUNCTION @extschema@._is_too_deep(p_value jsonb)
+RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN jsonb_path_exists(p_value, 'strict $.**{256} ? (@.type() == "object" || @.type() == "array")');
+COMMENT ON FUNCTION @extschema@._is_too_deep(jsonb) IS 'Internal: whether a JSON value has more than 256 levels.';
+
 CREATE OR REPLACE FUNCTION @extschema@._check_payload(p_field text, p_value jsonb, p_limit_bytes bigint)
 RETURNS void
 LANGUAGE plpgsql STABLE PARALLEL SAFE
@@ -42,15 +58,14 @@ BEGIN
         PERFORM @extschema@._refuse('22023', format('field "%s" must not be NULL', p_field),
             'Leave it out, or give {}.');
     END IF;
-    -- A value below 1 KiB can break no limit: the size limit is at least that, and a nesting level takes 8 bytes.
-    IF pg_column_size(p_value) < 1024 AND pg_column_compression(p_value) IS NULL THEN
+    IF @extschema@._is_small(p_value) THEN
         RETURN;
     END IF;
     IF octet_length(p_value::text) > coalesce(p_limit_bytes, @extschema@._setting('args_max_bytes')) THEN
         PERFORM @extschema@._refuse('23514', format('field "%s" has %s bytes', p_field, octet_length(p_value::text)),
             format('The limit is %s bytes.', coalesce(p_limit_bytes, @extschema@._setting('args_max_bytes'))));
     END IF;
-    IF jsonb_path_exists(p_value, 'strict $.**{256} ? (@.type() == "object" || @.type() == "array")') THEN
+    IF @extschema@._is_too_deep(p_value) THEN
         PERFORM @extschema@._refuse('23514', format('field "%s" is nested more than 256 levels deep', p_field),
             'The limit is 256 levels.');
     END IF;
@@ -66,8 +81,9 @@ CREATE OR REPLACE FUNCTION @extschema@._is_plain_job(
 RETURNS boolean
 LANGUAGE sql STABLE PARALLEL SAFE
 RETURN p_kind ~ '^[^[:cntrl:]]{1,200}$' AND p_queue ~ '^[^[:cntrl:]]{1,200}$' AND p_priority BETWEEN 1 AND 4
-    AND p_max_attempts BETWEEN 1 AND 1000 AND coalesce(isfinite(p_run_at), true)
-    AND pg_column_size(p_args) < 1024 AND pg_column_compression(p_args) IS NULL;
+    AND p_max_attempts BETWEEN 1 AND 1000
+    AND coalesce(isfinite(p_run_at) AND p_run_at < '9999-12-31 00:00:00+00', true)
+    AND @extschema@._is_small(p_args);
 COMMENT ON FUNCTION @extschema@._is_plain_job(text, jsonb, text, integer, integer, timestamptz) IS
     'Internal: true for a job that breaks no limit; otherwise look closer.';
 
@@ -95,6 +111,10 @@ BEGIN
     END IF;
     IF p_run_at IS NOT NULL AND NOT isfinite(p_run_at) THEN
         PERFORM @extschema@._refuse('22023', format('field "run_at" is %s', p_run_at), 'Give a finite time.');
+    ELSIF p_run_at >= '9999-12-31 00:00:00+00' THEN
+        -- Most languages know no later year, so that one such job would hide all others of a listing.
+        PERFORM @extschema@._refuse('23514', format('field "run_at" is %s', p_run_at),
+            'The limit is 9999-12-30 in UTC.');
     END IF;
 END
 $function$;

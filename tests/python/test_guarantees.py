@@ -783,6 +783,29 @@ def test_g3_verify_neither_waits_for_producers_nor_stops_them(
     assert counts(conn, "a") == counts(conn, "b") == {"available": 2}
 
 
+# Broken by inserting the row of the claim's owner without trying the instance's lock (_note_owner).
+@pytest.mark.parametrize("call", ["claim", "register_instance", "heartbeat"])
+def test_g4_a_claim_does_not_wait_for_another_call_of_the_same_new_instance(
+    database: Database, conn: psycopg.Connection, call: str
+) -> None:
+    insert(conn, "first")
+    insert(conn, "second")
+    with open_transaction(database) as idle:
+        if call == "claim":
+            assert len(claim(idle, "first")) == 1
+        else:
+            idle.execute(f"SELECT awa.{call}(%s)", [WORKER])
+        conn.execute("SET statement_timeout = '2s'")
+        assert len(claim(conn, "second")) == 1
+    # Without a row of its owner the attempt is rescued all the same.
+    assert value(conn, "SELECT count(*) FROM awa.instances") == 0
+    set_settings(conn, staleness_seconds=0.2)
+    end = time.monotonic() + WAIT_SECONDS
+    while "retryable" not in counts(conn, "second"):
+        assert time.monotonic() < end
+        tick(conn, "rescue")
+
+
 # Broken by keeping the look at the lane's lock until the end of the transaction.
 def test_g4_a_worker_that_asks_why_and_idles_stops_no_claim(
     database: Database, conn: psycopg.Connection

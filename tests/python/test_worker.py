@@ -949,7 +949,7 @@ def test_a_thread_that_ends_after_its_worker_reports_its_outcome(
 
     worker = work(database, handlers, scenario, grace=0.1)
     release.set()
-    worker.heartbeat.join(10)
+    asyncio.run(worker.heartbeat.ended(10))
     assert [client.job(job_id).state for job_id in ids] == ["scheduled", "failed", "retryable"]
 
 
@@ -1022,3 +1022,13 @@ def test_a_handler_that_refuses_to_stop_does_not_keep_the_worker(
         release.set()
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), -1])
+def test_times_that_cannot_be_waited_for_are_refused(seconds: float) -> None:
+    handlers = awa.Handlers()
+    for option in ("grace", "poll_interval"):
+        with pytest.raises(ValueError, match=f"{option} takes a finite number"):
+            awa.Worker("", handlers, **{option: seconds})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="grace takes a finite number"):
+        awa.Worker("", handlers).stop(grace=seconds)

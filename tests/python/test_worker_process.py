@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -18,11 +19,15 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
 
 import awa
 from awa._batches import Batch, Holds
+from awa._finisher import _busy_delay
 from awa._session import Outage
 from awa._threads import DaemonThreads
+from awa.errors import is_refusal
 from conftest import Database
 
 SCRIPT = Path(__file__).parent / "worker_process.py"
@@ -57,6 +62,11 @@ def until(condition: Callable[[], object], seconds: float = 15) -> None:
 def marks(conn: psycopg.Connection, event: str) -> list[tuple[int, int]]:
     query = "SELECT job_id, attempt FROM marks WHERE event = %s ORDER BY job_id, attempt"
     return [(job_id, attempt) for job_id, attempt in conn.execute(query, [event])]
+
+
+def worker_sessions(conn: psycopg.Connection) -> list[tuple[int]]:
+    query = "SELECT pid FROM pg_stat_activity WHERE datname = current_database()"
+    return conn.execute(f"{query} AND application_name ~ '^awa '").fetchall()
 
 
 def has_more(conn: psycopg.Connection, count: int) -> bool:
@@ -168,12 +178,24 @@ def test_a_thread_that_outlives_its_worker_keeps_its_lease(
     assert attempts == [1]
 
 
+@pytest.mark.parametrize("kind", ["stubborn", "hang_in_a_thread"])
 def test_a_process_ends_although_a_handler_refuses_to_stop(
-    database: Database, client: awa.Client, conn: psycopg.Connection
+    database: Database, client: awa.Client, conn: psycopg.Connection, kind: str
 ) -> None:
     with process(database, grace=0.5) as worker:
-        client.insert_job("stubborn")
+        client.insert_job(kind)
         until(lambda: marks(conn, "start"))
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(20) == 1
+
+
+def test_a_process_ends_although_threads_outlive_their_handlers(
+    database: Database, client: awa.Client
+) -> None:
+    with process(database, grace=0.5) as worker:
+        # More than there are threads.
+        ids = client.insert_many("give_up_a_thread", [{}] * 40, max_attempts=1)
+        until(lambda: all(client.job(job_id).state == "failed" for job_id in ids))
         worker.send_signal(signal.SIGTERM)
         assert worker.wait(20) == 1
 
@@ -192,11 +214,61 @@ def test_a_keyboard_interrupt_in_a_handler_is_its_failure_only(
 
 
 def test_a_worker_can_be_stopped_while_the_database_is_away() -> None:
-    worker = subprocess.Popen([sys.executable, SCRIPT, "host=127.0.0.1 port=1"])
-    time.sleep(1)
-    assert worker.poll() is None
-    worker.send_signal(signal.SIGTERM)
-    assert worker.wait(5) == 0
+    command = [sys.executable, str(SCRIPT), "host=127.0.0.1 port=1"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as worker:
+        assert worker.stderr is not None
+        assert "trying again" in worker.stderr.readline()
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(20) == 0
+
+
+def test_a_worker_that_the_server_does_not_let_in_says_so_and_ends(
+    database: Database, client: awa.Client, conn: psycopg.Connection
+) -> None:
+    for mistake in ({"dbname": "not there"}, {"user": "not there"}):
+        refused = subprocess.run(
+            [sys.executable, SCRIPT, make_conninfo(database.dsn, **mistake)],
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+        assert refused.returncode == 1
+        assert '"not there" does not exist' in refused.stderr
+    # Once it works, even that is an outage.
+    with process(database):
+        until(lambda: client.insert_job("quick") and has_more(conn, 0))
+        name = sql.Identifier(database.name)
+        with psycopg.connect(database.dsn, dbname="postgres", autocommit=True) as admin:
+            admin.execute(sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS false").format(name))
+            for (pid,) in worker_sessions(conn):
+                admin.execute("SELECT pg_terminate_backend(%s)", [pid])
+            time.sleep(0.5)
+            admin.execute(sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS true").format(name))
+        before = len(marks(conn, "end"))
+        client.insert_job("quick")
+        until(lambda: has_more(conn, before))
+
+
+@pytest.mark.parametrize(
+    ("text", "is_refused"),
+    [
+        ('FATAL:  password authentication failed for user "app"', True),
+        ('FATAL:  no pg_hba.conf entry for host "10.0.0.1", user "app"', True),
+        ('FATAL:  role "app" is not permitted to log in', True),
+        ("fe_sendauth: no password supplied", True),
+        ("FATAL:  the database system is starting up", False),
+        ("FATAL:  sorry, too many clients already", False),
+        ("failed: Connection refused", False),
+    ],
+)
+def test_a_refusal_is_told_from_an_outage(text: str, is_refused: bool) -> None:
+    assert is_refusal(psycopg.OperationalError(f"connection failed: {text}")) is is_refused
+
+
+def test_a_batch_that_stays_busy_is_tried_for_ever() -> None:
+    assert 0 < _busy_delay(0) < 0.01
+    assert 0.1 < _busy_delay(100_000) <= 0.25
 
 
 # Death and heartbeats
@@ -397,3 +469,26 @@ def test_daemon_threads_run_what_they_are_given() -> None:
     threads.shutdown(wait=True)
     with pytest.raises(RuntimeError, match="shut down"):
         threads.submit(print)
+
+
+class Argument:
+    """Something that a weak reference can follow."""
+
+
+def test_daemon_threads_do_not_keep_what_was_cancelled() -> None:
+    threads = DaemonThreads(1)
+    release = threading.Event()
+    busy = threads.submit(release.wait, 10)
+    arguments = [Argument() for _ in range(100)]
+    kept = weakref.WeakSet(arguments)
+    futures = [threads.submit(id, argument) for argument in arguments]
+    last = threads.submit(threading.get_ident)
+    del arguments
+    assert len(kept) == 100
+    assert all(future.cancel() for future in futures)
+    assert len(kept) == 0
+    assert not threads.ended(0.01)
+    release.set()
+    assert busy.result(5)
+    assert last.result(5)
+    assert threads.ended(5)

@@ -87,6 +87,19 @@ async def stubborn(job: awa.Job) -> None:
             await asyncio.sleep(60)
 
 
+@handlers.task()
+async def hang_in_a_thread(job: awa.Job) -> None:
+    """Wait for a thread that does not come back."""
+    await asyncio.to_thread(record, job, "start")
+    await asyncio.to_thread(time.sleep, 600)
+
+
+@handlers.task(timeout=0.1, max_attempts=1)
+async def give_up_a_thread(job: awa.Job) -> None:
+    """Time out while the thread goes on."""
+    await asyncio.to_thread(time.sleep, 600)
+
+
 def interrupt() -> None:
     """Raise what Ctrl-C raises, without a Ctrl-C."""
     raise KeyboardInterrupt

@@ -417,4 +417,4 @@ class Finisher:
 
 
 def _busy_delay(tries: int) -> float:
-    return Backoff(min(_BUSY_FIRST * 2.0**tries, _BUSY_MOST), _BUSY_MOST).next()
+    return Backoff(min(_BUSY_FIRST * 2.0 ** min(tries, 30), _BUSY_MOST), _BUSY_MOST).next()

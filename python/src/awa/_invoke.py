@@ -10,7 +10,6 @@ from collections.abc import Callable, Coroutine, Generator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any
 
-from ._threads import DaemonThreads
 from .handlers import Middleware, Task
 from .job import Job
 
@@ -63,7 +62,7 @@ def _async_run(task: Task[..., Any]) -> Run:
 
 def _executor_run(task: Task[..., Any], executor: Executor) -> Run:
     decode = task.parameters.decode
-    is_local = isinstance(executor, ThreadPoolExecutor | DaemonThreads)
+    is_local = isinstance(executor, ThreadPoolExecutor)
     function = task.function if is_local else _importable(task)
 
     async def run(job: Job) -> Any:

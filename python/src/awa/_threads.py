@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
+from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
-from queue import SimpleQueue
+from concurrent.futures import Future, ThreadPoolExecutor
+from queue import Empty, SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_Work = tuple[Future[Any], Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+_Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 
-class DaemonThreads(Executor):
-    """Threads for def handlers.
+class DaemonThreads(ThreadPoolExecutor):
+    """Threads for handlers.
 
     The standard pool makes the interpreter wait for its threads at exit, so a handler that hangs
-    would keep a worker from ever stopping. These end with the process.
+    would keep a worker from ever stopping. These end with the process. Nor do these keep calls that
+    were cancelled while they waited for a thread: where threads hang and handlers time out, that
+    would be all that is ever called. Only the type is that of the standard pool, since an event
+    loop takes no other for asyncio.to_thread().
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._work: SimpleQueue[_Work | None] = SimpleQueue()
-        self._threads: list[threading.Thread] = []
+        self._calls: OrderedDict[Future[Any], _Call] = OrderedDict()
+        # One token per call, and one per thread at the end.
+        self._tokens: SimpleQueue[None] = SimpleQueue()
+        self._started: list[threading.Thread] = []
         self._free = threading.Semaphore(0)
         self._lock = threading.Lock()
         self._is_shut = False
@@ -34,17 +42,34 @@ class DaemonThreads(Executor):
         with self._lock:
             if self._is_shut:
                 raise RuntimeError("the worker's threads were shut down")
-            self._work.put((future, fn, args, kwargs))
-            if not self._free.acquire(blocking=False) and len(self._threads) < self._most:
-                name = f"awa handler {len(self._threads) + 1}"
+            self._calls[future] = fn, args, kwargs
+            self._tokens.put(None)
+            if not self._free.acquire(blocking=False) and len(self._started) < self._most:
+                name = f"awa handler {len(self._started) + 1}"
                 thread = threading.Thread(target=self._run, name=name, daemon=True)
-                self._threads.append(thread)
+                self._started.append(thread)
                 thread.start()
+        future.add_done_callback(self._forget)
         return future
 
+    def _forget(self, future: Future[Any]) -> None:
+        with self._lock:
+            if self._calls.pop(future, None) is not None:
+                # Without a token left some thread is on its way, and finds nothing.
+                with contextlib.suppress(Empty):
+                    self._tokens.get_nowait()
+
     def _run(self) -> None:
-        while (work := self._work.get()) is not None:
-            future, fn, args, kwargs = work
+        while True:
+            self._tokens.get()
+            with self._lock:
+                if self._calls:
+                    future, (fn, args, kwargs) = self._calls.popitem(last=False)
+                elif self._is_shut:
+                    return
+                else:
+                    self._free.release()
+                    continue
             if future.set_running_or_notify_cancel():
                 try:
                     result = fn(*args, **kwargs)
@@ -53,15 +78,23 @@ class DaemonThreads(Executor):
                 else:
                     future.set_result(result)
                     del result
-            del work, future, fn, args, kwargs
+            del future, fn, args, kwargs
             self._free.release()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """End the threads once they are idle."""
         with self._lock:
             self._is_shut = True
-            for _ in self._threads:
-                self._work.put(None)
+            for _ in self._started:
+                self._tokens.put(None)
         if wait:
-            for thread in self._threads:
+            for thread in self._started:
                 thread.join()
+
+    def ended(self, seconds: float) -> bool:
+        """End the threads; whether all did in time."""
+        self.shutdown(wait=False)
+        deadline = time.monotonic() + seconds
+        for thread in self._started:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._started)

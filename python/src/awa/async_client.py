@@ -20,6 +20,7 @@ from ._calls import Call, Options
 from .client import WAIT_FIRST, WAIT_GROWTH, WAIT_MOST, WAIT_PRUNED, row_factory
 from .errors import SerializationFailure, translated
 from .models import Json
+from .outcomes import as_seconds
 
 T = TypeVar("T")
 AsyncTarget = str | AsyncConnection[Any] | AsyncConnectionPool[Any]
@@ -366,7 +367,7 @@ class AsyncClient:
 
         A connection in a REPEATABLE READ transaction never sees the end.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = None if timeout is None else time.monotonic() + as_seconds(timeout, "timeout")
         pause = WAIT_FIRST
         pruned = 0
         while True:

@@ -19,6 +19,7 @@ from . import _calls, models
 from ._calls import Call, Options
 from .errors import SerializationFailure, translated
 from .models import Json
+from .outcomes import as_seconds
 
 T = TypeVar("T")
 Target = str | Connection[Any] | ConnectionPool[Any]
@@ -357,7 +358,7 @@ class Client:
 
         A connection in a REPEATABLE READ transaction never sees the end.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = None if timeout is None else time.monotonic() + as_seconds(timeout, "timeout")
         pause = WAIT_FIRST
         pruned = 0
         while True:

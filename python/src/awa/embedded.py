@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import re
 import secrets
 import shutil
 import socket
@@ -185,9 +186,14 @@ class Postgres:
                 self._dsn = f"{server}/{self._database}"
                 return
             said = log.read_bytes()[log_start:].decode(errors="replace").strip()
-            # Another process may have taken the free port before the server did.
-            if self._port or "could not create any TCP/IP sockets" not in said:
+            if "could not create any TCP/IP sockets" not in said:
                 break
+            if self._port:
+                why = re.search(r"could not bind .*?: (.+)", said)
+                raise EmbeddedPostgresError(
+                    f"the server cannot listen on port {self._port}: {why[1] if why else said}"
+                )
+            # Another process has taken the free port before the server did.
         raise EmbeddedPostgresError(f"the server did not start: {said}")
 
     def _write_extension(self) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -135,6 +136,15 @@ _TRANSIENT_CODES = frozenset({"40001", "40P01", "55P03", "57014", "25006", "25P0
 _TRANSIENT_CLASSES = frozenset({"08", "53", "57"})
 
 
+# What a server says, before there is a session, that no later try changes. libpq passes no SQLSTATE
+# on for these.
+_REFUSED = re.compile(
+    r'FATAL:\s+(database ".*" does not exist|role ".*" (does not exist|is not permitted to log in)'
+    r"|.* authentication failed|no pg_hba\.conf entry|permission denied for database)"
+    r"|no password supplied"
+)
+
+
 def translate(error: psycopg.Error) -> AwaError | None:
     """The AwaError for a database error, or None when it is not one of ours."""
     cls = BY_SQLSTATE.get(error.sqlstate or "")
@@ -158,6 +168,16 @@ def translated() -> Iterator[None]:
         if ours is None:
             raise
         raise ours from error
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether a server would not let us in: a wrong database, role or password."""
+    if not isinstance(error, psycopg.OperationalError):
+        return False
+    if error.sqlstate is not None:
+        return error.sqlstate == "3D000" or error.sqlstate[:2] == "28"
+    # Only as good as the server's language is English; in any other, the worker tries again.
+    return _REFUSED.search(str(error)) is not None
 
 
 def is_transient(error: BaseException) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import threading
 import time
@@ -75,9 +76,11 @@ class Heartbeat:
         self._is_stopping = True
         self._wake.set()
 
-    def join(self, timeout: float) -> None:
-        """Wait for the end of the thread."""
-        self._thread.join(timeout)
+    async def ended(self, seconds: float) -> None:
+        """Wait for the end of the thread, without another one: handlers may have them all."""
+        deadline = time.monotonic() + seconds
+        while self._thread.is_alive() and time.monotonic() < deadline:  # noqa: ASYNC110 - a thread
+            await asyncio.sleep(0.01)
 
     def linger(
         self, jobs: list[Job], outcome: Callable[[Job, Future[Any]], dict[str, Json]]

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import platform
+import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -24,12 +25,13 @@ from ._session import AsyncSession, Backoff, Outage, SessionSettings, logger
 from ._statements import Statements
 from ._threads import DaemonThreads
 from ._version import SCHEMA_VERSION, __version__
-from .errors import VersionMismatch, is_transient, translated
+from .errors import VersionMismatch, is_refusal, is_transient, translated
 from .handlers import Handlers, Middleware
 from .heartbeat import Heartbeat
 from .job import Job, Row
 from .listener import Listener
 from .models import Json
+from .outcomes import as_seconds
 from .shutdown import shut_down, signals
 
 DEFAULT_CONCURRENCY = 50
@@ -39,6 +41,8 @@ BATCH = 500
 NOT_READY_AFTER_SECONDS = 10.0
 PROGRESS_TRIES = 5
 LAST_WORDS_SECONDS = 0.5
+# As many as asyncio has.
+DEFAULT_THREADS = min(32, (os.cpu_count() or 1) + 4)
 
 Queues = Mapping[str, int] | Sequence[str] | int
 CLEAN, FORCED = 0, 1
@@ -74,9 +78,9 @@ class Worker:
         self.handlers = handlers if isinstance(handlers, Handlers) else Handlers(handlers)
         self.queues = _queues(queues, self.handlers)
         self.schema = schema
-        self.grace = DEFAULT_GRACE if grace is None else grace
+        self.grace = as_seconds(DEFAULT_GRACE if grace is None else grace, "grace")
         self.middleware = tuple(middleware)
-        self.poll_interval = poll_interval
+        self.poll_interval = as_seconds(poll_interval, "poll_interval")
         self.instance_id = uuid.uuid4()
         self.holds = Holds()
         self.dispatchers: list[Dispatcher] = []
@@ -96,6 +100,7 @@ class Worker:
         self._is_broken = False
         self._maintenance: Maintenance | None = None
         self.handles_sigint = False
+        self._stopped_at = 0.0
         self.stopping = asyncio.Event()
         self.hurry = asyncio.Event()
         self._claims = AsyncSession(self._settings, "claim")
@@ -201,7 +206,7 @@ class Worker:
             self._threads.shutdown(wait=False)
         await self._finishes.close()
         await self._claims.close()
-        await asyncio.to_thread(self.heartbeat.join, 1.0 if self._is_clean else 0.1)
+        await self.heartbeat.ended(1.0 if self._is_clean else 0.1)
         logger.info("worker stopped%s", "" if self._is_clean else ", some jobs were cut short")
 
     async def run(self) -> int:
@@ -213,11 +218,20 @@ class Worker:
 
     def stop(self, *, grace: float | None = None) -> None:
         """Claim nothing more and end when the running handlers have; grace=0 does not wait."""
+        if not self.stopping.is_set():
+            self._stopped_at = time.monotonic()
         self.stopping.set()
         if grace == 0:
             self.hurry.set()
         elif grace is not None:
-            self.grace = grace
+            self.grace = as_seconds(grace, "grace")
+
+    @property
+    def grace_left(self) -> float:
+        """Seconds that are left of the grace period, and a moment at least."""
+        if self.hurry.is_set():
+            return LAST_WORDS_SECONDS
+        return max(LAST_WORDS_SECONDS, self._stopped_at + self.grace - time.monotonic())
 
     @property
     def is_ready(self) -> bool:
@@ -257,7 +271,8 @@ class Worker:
                     hint="Install it: awa install, or CREATE EXTENSION awa.",
                 ) from error
             except Exception as error:
-                if not is_transient(error):
+                # Once connected, a worker sits out whatever comes; a wrong DSN shows at the start.
+                if not is_transient(error) or is_refusal(error):
                     raise
                 self._outage.report("connecting", error)
             await self.pause(backoff.next())
@@ -384,11 +399,24 @@ def run(
     dsn: str,
     **options: Unpack[WorkerOptions],
 ) -> int:
-    """Work until SIGTERM or SIGINT; 0 after a clean stop, 1 when handlers were cut short."""
+    """Work until SIGTERM or SIGINT; 0 after a clean stop, 1 when handlers were cut short.
+
+    Then the process can end: neither def handlers nor asyncio.to_thread() keep it. Threads that
+    handlers start themselves, and pools of their own, do.
+    """
     runner = asyncio.Runner()
+    # For asyncio.to_thread: threads of the loop would keep the process beyond the grace period.
+    threads = DaemonThreads(DEFAULT_THREADS)
+    runner.get_loop().set_default_executor(threads)
     code = CLEAN
     try:
-        code = runner.run(Worker(dsn, handlers, **options).run())
+        worker = Worker(dsn, handlers, **options)
+        code = runner.run(worker.run())
+        if code == CLEAN and not threads.ended(worker.grace_left):
+            logger.warning(
+                "threads of handlers that timed out still run, they end with the process"
+            )
+            code = FORCED
     finally:
         if code == CLEAN:
             runner.close()

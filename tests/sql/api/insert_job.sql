@@ -75,6 +75,8 @@ FROM (VALUES
     ('''k'', max_attempts => NULL', '23514', 'field "max_attempts" is NULL'),
     ('''k'', run_at => ''infinity''', '22023', 'field "run_at" is infinity'), ('''k'', run_at => ''-infinity''', '22023',
         'field "run_at" is -infinity'),
+    ('''k'', run_at => ''9999-12-31 00:00+00''', '23514', 'field "run_at" is 9999-12-31%'), ('''k'', run_at => ''294276-01-01 00:00+00''', '23514',
+        'field "run_at" is 294276%'),
     ('''k'', opts => NULL', '22023', 'field "opts" must be a JSON object'), ('''k'', opts => ''[]''', '22023',
         'field "opts" must be%'),
     ('''k'', run_at => now(), opts => ''{"delay_seconds": 1}''', '22023', 'field "run_at" and option "delay_seconds"%')
@@ -116,5 +118,7 @@ SELECT ok(NOT EXISTS (SELECT FROM awa.queues q WHERE q.queue = 'no'), 'not even 
 SELECT lives_ok($$ SELECT awa.insert_job(repeat('k', 200), queue => repeat('q', 200), priority => 4, max_attempts => 1000,
     opts => jsonb_build_object('tags', (SELECT jsonb_agg(repeat('t', 200)) FROM generate_series(1, 20)), 'ordering_key', repeat('x', 1024),
                                'trace', repeat('x', 512))) $$, 'every limit itself is allowed');
+
+SELECT is((awa.insert_job('k', queue => 'far', run_at => '9999-12-30 23:59+00')).state::text, 'scheduled', 'and so is the last run_at');
 
 SELECT * FROM finish();

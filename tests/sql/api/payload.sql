@@ -39,7 +39,9 @@ INSERT INTO test.refused VALUES
         '%nested more than 256 levels deep'),
     ('257 levels beside much else', jsonb_build_object('pad', repeat('x', 9000), 'deep', (repeat('[', 256) || repeat(']', 256))::jsonb), '23514',
         '%nested more%'),
-    ('1 MiB and one byte', to_jsonb(repeat('x', 1048575)), '23514', '%has 1048577 bytes');
+    ('1 MiB and one byte', to_jsonb(repeat('x', 1048575)), '23514', '%has 1048577 bytes'),
+    -- 152 bytes as they are stored.
+    ('nine long numbers', '[1e131071, 1e131071, 1e131071, 1e131071, 1e131071, 1e131071, 1e131071, 1e131071, 1e131071]', '23514', '%has 1179666 bytes');
 SELECT test.refuses(format('SELECT awa.insert_job(''k'', (SELECT r.args FROM test.refused r WHERE r.title = %L), ''no'')', r.title), r.state, 'field "args"' || r.message,
     format('insert_job refuses %s', r.title)) FROM test.refused r;
 SELECT test.refuses(format('SELECT awa.insert_many(''k'', ARRAY[''{}'', (SELECT r.args FROM test.refused r WHERE r.title = %L)]::jsonb[], ''no'')', r.title), r.state,
@@ -65,6 +67,18 @@ SELECT awa.set_setting('claim_max_bytes', '1048576') \g /dev/null
 SELECT awa.insert_job('k', (SELECT to_jsonb(string_agg(md5(random()::text), '')) FROM generate_series(1, 40000) i), 'wide') \g /dev/null
 SELECT is((SELECT count(*) FROM test.claim('wide')), 1::bigint, 'one job larger than the bound always passes');
 
+
+-- The bound holds for what a client gets: args that compress well, numbers with many digits, and several lanes.
+SELECT awa.set_setting('claim_max_bytes', '4194304') \g /dev/null
+SELECT awa.insert_many('k', array_fill(to_jsonb(repeat('x', 1000000)), ARRAY[40]), 'dense') \g /dev/null
+SELECT is((SELECT count(*) FROM test.claim('dense')), 4::bigint, 'args that compress count as they are returned');
+SELECT awa.insert_many('k', array_fill('[1e131071]'::jsonb, ARRAY[40]), 'digits') \g /dev/null
+SELECT is((SELECT count(*) FROM test.claim('digits')), 31::bigint, 'and so do numbers with many digits');
+SELECT awa.insert_many('k', array_fill(to_jsonb(repeat('x', 1000000)), ARRAY[3]), 'lanes', p) FROM generate_series(1, 4) p \g /dev/null
+SELECT is((SELECT count(*) FROM test.claim('lanes')), 4::bigint, 'the bound is one for all lanes of a queue');
+SELECT is((SELECT count(*) FROM test.claim('lanes')), 4::bigint, 'and the next claims get the rest');
+SELECT is((SELECT count(*) FROM test.claim('lanes')), 4::bigint, 'all of it');
+
 -- Metadata and results have limits of their own.
 SELECT test.refuses($$ SELECT awa.register_instance(test.worker(1), jsonb_build_object('x', repeat('x', 65536))) $$,
     '23514', 'field "info" has%', 'info of an instance is bounded');
@@ -76,5 +90,29 @@ SELECT matches(test.finish(:'job', 'completed', jsonb_build_object('result', rep
 SELECT is(test.finish(:'job', 'completed', jsonb_build_object('result', repeat('x', 1000000))), 'done',
     'a large result within the limit is kept');
 SELECT is(length((test.info(:'job')).result #>> '{}'), 1000000, 'whole');
+
+
+-- No door lets a value in that is nested deeper than clients can read, or is larger as text than it looks.
+CREATE FUNCTION test.nested(p_levels integer) RETURNS jsonb LANGUAGE sql AS $$ SELECT (repeat('[', p_levels) || repeat(']', p_levels))::jsonb $$;
+CREATE FUNCTION test.digits(p_count integer) RETURNS jsonb LANGUAGE sql AS $$ SELECT jsonb_agg('1e131071'::jsonb) FROM generate_series(1, p_count) $$;
+SELECT test.start('deep', '{"keep_result": true}') AS job \gset
+SELECT is(test.finish(:'job', 'completed', jsonb_build_object('result', test.nested(257))), 'invalid: field "result" is nested more than 256 levels deep',
+    'finish_jobs bounds the nesting of a result');
+SELECT is(test.finish(:'job', 'completed', jsonb_build_object('result', test.nested(5000))), 'invalid: field "result" is nested more than 256 levels deep',
+    'however deep it is');
+SELECT matches(test.finish(:'job', 'completed', jsonb_build_object('result', test.digits(16))), '^invalid: field "result" has more than',
+    'and the digits of its numbers');
+SELECT test.refuses(format('SELECT test.complete(%L, jsonb_build_object(''result'', test.nested(257)))', :'job'), '23514', 'field "result" is nested more%',
+    'complete_job bounds the nesting of a result');
+SELECT test.refuses(format('SELECT test.progress(%L, test.nested(257))', :'job'), '23514', 'field "progress" is nested more%', 'set_progress that of progress');
+SELECT test.refuses(format('SELECT test.progress(%L, test.digits(1))', :'job'), '23514', 'field "progress" has%', 'and the digits of its numbers');
+SELECT test.refuses($$ SELECT awa.insert_job('k', opts => jsonb_build_object('metadata', jsonb_build_object('m', test.nested(256)))) $$, '23514',
+    'field "metadata" is nested more%', 'insert_job that of metadata');
+SELECT test.refuses($$ SELECT awa.register_instance(test.worker(1), test.nested(257)) $$, '23514', 'field "info" is nested more%', 'register_instance that of info');
+SELECT is(test.finish(:'job', 'completed', jsonb_build_object('result', test.nested(256))), 'done', '256 levels are kept');
+SELECT test.start('deep') AS job \gset
+SELECT is(test.finish(:'job', 'retry', jsonb_build_object('error', test.nested(257))), 'done', 'an error must not keep a job from failing');
+SELECT results_eq(format('SELECT jsonb_typeof(j.errors #> ''{0,error}''), j.errors #> ''{0,truncated}'' FROM test.info(%L) j', :'job'),
+    $$ VALUES ('string', 'true'::jsonb) $$, 'one that is nested too deep is kept as text');
 
 SELECT * FROM finish();

@@ -59,6 +59,18 @@ SELECT test.refuses($$ SELECT awa.pause_queue(NULL) $$, '22023', 'field "queue"%
 SELECT test.refuses($$ SELECT awa.resume_queue(E'a\n') $$,
     '22023', 'field "queue" contains a control%', 'resume checks the name');
 
+-- A queue that only waits, on time or on hold, is a queue.
+SELECT is(awa.pause_queue('not used yet'), true, 'a queue can be paused before its first job');
+SELECT isnt((SELECT q.paused_at FROM awa.queues q WHERE q.queue = 'not used yet'), NULL, 'and is listed from then on');
+SELECT awa.insert_job('k', queue => 'deferred', run_at => now() + interval '1 hour') \g /dev/null
+SELECT results_eq($$ SELECT q.enqueue_shards, q.lanes FROM awa.queues q WHERE q.queue = 'deferred' $$, $$ VALUES (1, 0::bigint) $$,
+    'a queue with nothing but deferred jobs is listed');
+SELECT awa.declare_queue('held', '{"dlq": true}') \g /dev/null
+SELECT test.finish(test.start('held'), 'fail') \g /dev/null
+DELETE FROM awa.queue_meta WHERE queue = 'held';
+DELETE FROM awa.queue_lanes WHERE queue = 'held';
+SELECT is((SELECT q.lanes FROM awa.queues q WHERE q.queue = 'held'), 0::bigint, 'and one with nothing but dead letters');
+
 SELECT is(test.start('running') ->> 'attempt', '1', 'a job runs');
 SELECT awa.pause_queue('running') \g /dev/null
 SELECT is((awa.queue_counts('running')).running, 1::bigint, 'pause lets running attempts go on');

@@ -44,6 +44,10 @@ SELECT is(test.promote('other'), 1::bigint, 'it comes when it is due');
 SELECT is(test.claim_one('other') ->> 'job_id', :'job'::jsonb ->> 'job_id', 'and runs there');
 SELECT test.start('q') AS job \gset
 SELECT test.finish(:'job', 'fail') \g /dev/null
+SELECT is((awa.retry_dlq(test.id(:'job'), '{"queue": null, "priority": null, "delay_seconds": null}')).state::text, 'available', 'null options are absent');
+SELECT is(test.claim_one('q') ->> 'job_id', :'job'::jsonb ->> 'job_id', 'the job stays in its queue');
+SELECT test.start('q') AS job \gset
+SELECT test.finish(:'job', 'fail') \g /dev/null
 SELECT test.refuses(format('SELECT awa.retry_dlq(%s, %L)', test.id(:'job'), v.opts), v.state, v.pattern, 'a retry refuses ' || v.opts)
 FROM (VALUES ('{"run_at": "now"}', '22023', '%unknown option run_at%'), ('{"priority": 5}', '22023', 'option "priority"%'), ('{"priority": 1.5}', '22023',
     'option "priority"%'),

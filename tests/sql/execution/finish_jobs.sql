@@ -97,9 +97,19 @@ BEGIN
     RETURN NEXT (v_job ->> 'attempt')::integer;
     PERFORM test.finish(v_job, 'released', '{"reason": "unknown_kind"}');
     RETURN NEXT ceil(extract(epoch FROM (test.info(v_job)).run_at - clock_timestamp()));
+    PERFORM awa.cancel_job((v_job ->> 'job_id')::bigint);
 END $$;
 SELECT results_eq('SELECT test.unknown_kind_delays()', $$ VALUES (1::numeric), (2), (4), (8), (16), (32), (60), (60), (2), (1) $$,
     'a job of an unknown kind comes back after 1 s doubling to 60 s, without an attempt; a real attempt starts this over');
+
+SELECT awa.register_instance(test.worker(9), '{"kinds": ["k"], "queues": {"unknown": 5}}') \g /dev/null
+SELECT results_eq('SELECT d FROM test.unknown_kind_delays() WITH ORDINALITY u (d, o) WHERE o IN (2, 8)', $$ VALUES (2::numeric), (60) $$,
+    'an instance that never beat counts for nothing');
+SELECT awa.heartbeat(test.worker(9)) \g /dev/null
+SELECT results_eq('SELECT DISTINCT d FROM test.unknown_kind_delays() WITH ORDINALITY u (d, o) WHERE o <> 9', $$ VALUES (1::numeric) $$,
+    'where a live worker on the queue knows the kind, each wait is 1 s');
+SELECT awa.register_instance(test.worker(9), '{"kinds": ["k"], "queues": ["another"]}') \g /dev/null
+SELECT is((SELECT max(d) FROM test.unknown_kind_delays() d), 60::numeric, 'a worker on another queue does not help');
 
 -- Numbers at the ends of their types.
 SELECT test.start('ends') AS job \gset

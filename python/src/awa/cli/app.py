@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import sys
 from typing import Any
 
 import click
@@ -13,8 +16,27 @@ from ..errors import AwaError
 from . import dead_letters, jobs, queues, server, settings, workers
 from .options import Failure, Options, common_options
 
+# A full disk under stdout.
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
 
 class _Commands(click.Group):
+    def main(self, *args: Any, **extra: Any) -> Any:
+        try:
+            try:
+                return super().main(*args, **extra)
+            finally:
+                if sys.stdout is not None:
+                    sys.stdout.flush()
+        except OSError as error:
+            if error.errno not in (*_NO_SPACE, errno.EPIPE):
+                raise
+            # The interpreter would try once more to write what is left, and complain.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            if error.errno != errno.EPIPE:
+                Failure(f"the output cannot be written: {error.strerror}").show()
+            sys.exit(1)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)

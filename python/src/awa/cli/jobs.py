@@ -8,7 +8,7 @@ from datetime import datetime
 import click
 
 from .database import present
-from .options import Options, common_options, pass_options
+from .options import Options, Seconds, common_options, pass_options
 from .output import as_json, as_record, as_table
 
 STATES = (
@@ -65,9 +65,11 @@ class _JsonObject(click.ParamType[str]):
 @click.option("-p", "--priority", type=int, help="1, the most urgent, to 4 (default: 2).")
 @click.option("--max-attempts", type=int, help="Attempts before the job fails (default: 25).")
 @click.option("--run-at", type=_AwareTime(), help="Not before this time; ISO 8601 with an offset.")
-@click.option("--delay", "delay_seconds", type=float, help="Not before so many seconds from now.")
 @click.option(
-    "--deadline", "deadline_seconds", type=float, help="Seconds that an attempt may take."
+    "--delay", "delay_seconds", type=Seconds(0), help="Not before so many seconds from now."
+)
+@click.option(
+    "--deadline", "deadline_seconds", type=Seconds(0), help="Seconds that an attempt may take."
 )
 @click.option("--tag", "tags", multiple=True, help="A tag; may be repeated.")
 @click.option("--metadata", type=_JsonObject(), help="A JSON object kept with the job.")

@@ -9,7 +9,7 @@ import click
 
 from .database import Row, present
 from .loop import rounds
-from .options import Options, common_options, pass_options
+from .options import Options, Seconds, common_options, pass_options
 from .output import as_json, as_table, live_view
 
 _COUNTS = (
@@ -30,7 +30,7 @@ _COUNTS = (
 @click.option(
     "--every",
     metavar="SECONDS",
-    type=click.FloatRange(0.1),
+    type=Seconds(0.1),
     default=1.0,
     show_default=True,
     help="How often --watch looks.",
@@ -79,8 +79,12 @@ def lanes(options: Options) -> None:
 @click.option("--strict-fifo/--no-strict-fifo", default=None, help="Producers wait for each other.")
 @click.option("--dlq/--no-dlq", default=None, help="Keep failed jobs as dead letters.")
 @click.option("--notify/--no-notify", default=None, help="Wake sleeping workers by NOTIFY.")
-@click.option("--aging", "aging_seconds", type=float, help="Seconds until a job gains a priority.")
-@click.option("--deadline", "deadline_seconds", type=float, help="Seconds an attempt may take.")
+@click.option(
+    "--aging", "aging_seconds", type=Seconds(0), help="Seconds until a job gains a priority."
+)
+@click.option(
+    "--deadline", "deadline_seconds", type=Seconds(0), help="Seconds an attempt may take."
+)
 @common_options
 @pass_options
 def declare(options: Options, /, queue: str, **opts: object) -> None:

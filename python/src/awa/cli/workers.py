@@ -17,7 +17,7 @@ from .. import Handlers, run
 from ..worker import DEFAULT_CONCURRENCY, DEFAULT_GRACE, Queues
 from .database import present
 from .loop import rounds
-from .options import Failure, Options, common_options, pass_options
+from .options import Failure, Options, Seconds, common_options, pass_options
 from .output import as_json, as_table
 
 # How long a worker that was cut short may take to end its process.
@@ -83,7 +83,7 @@ def load_handlers(target: str) -> Any:
 @click.option(
     "--grace",
     metavar="SECONDS",
-    type=click.FloatRange(0),
+    type=Seconds(0),
     default=DEFAULT_GRACE,
     show_default=True,
     help="How long running jobs may go on after SIGTERM or SIGINT.",
@@ -113,7 +113,7 @@ def worker(options: Options, target: str, queues: Queues, grace: float, log_leve
     )
     code = run(handlers, dsn=options.conninfo, schema=options.schema, queues=queues, grace=grace)
     if code:
-        # The interpreter would wait for threads that handlers made by asyncio.to_thread().
+        # The interpreter would wait for threads that handlers started themselves.
         _exit_after(EXIT_SECONDS, code)
     sys.exit(code)
 
@@ -128,7 +128,7 @@ def _exit_after(seconds: float, code: int) -> None:
 @click.option(
     "--every",
     metavar="SECONDS",
-    type=click.FloatRange(0.01),
+    type=Seconds(0.01),
     help="Go on until SIGTERM or SIGINT, one round every so many seconds.",
 )
 @click.option("--step", "steps", multiple=True, help="Only this step; may be repeated.")
