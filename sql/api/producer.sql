@@ -145,7 +145,7 @@ BEGIN
     FOR v_item IN
         SELECT a.args, a.o
         FROM unnest(p_args) WITH ORDINALITY a (args, o)
-        WHERE NOT coalesce(@extschema@._is_small(a.args), false)
+        WHERE NOT coalesce(@extschema@._are_small_args(a.args), false)
     LOOP
         PERFORM @extschema@._check_payload(format('args[%s]', v_item.o), v_item.args, NULL);
     END LOOP;

@@ -2,8 +2,8 @@
 -- row per ready slot, deadline and separate job is the receipt. Lock order: lane, mutation, position (all by try).
 
 -- Waiting rows of one leaf among the wanted positions, lowest first. Only nested loops over the position index can
--- answer this, so the plan is the same on an empty, a truncated and a full leaf. A size is that of the text, which is
--- what the claim returns; -1 where only decompressing the args would tell it.
+-- answer this, so the plan is the same on an empty, a truncated and a full leaf. A size is about that of the text that
+-- the claim returns; -1 where only decompressing the args would tell it.
 CREATE OR REPLACE FUNCTION @extschema@._see_leaf(
     p_slot integer, p_wanted int8multirange, p_limit integer, p_alone boolean,
     OUT positions bigint[], OUT sizes integer[], OUT is_plain boolean)
@@ -28,9 +28,7 @@ BEGIN
     END IF;
     v_rows := format($query$
         SELECT e."position",
-               CASE WHEN pg_column_compression(e.args) IS NOT NULL THEN -1
-                    WHEN pg_column_size(e.args) < 2048 THEN octet_length(e.args::text)
-                    ELSE pg_column_size(e.args) END AS bytes,
+               CASE WHEN pg_column_compression(e.args) IS NULL THEN pg_column_size(e.args) ELSE -1 END AS bytes,
                e.job_id IS NULL AND e.ext IS NULL AS is_plain
         FROM @extschema@.ready_entries_%s e
         WHERE e."position" >= lower(g.g) AND e."position" < upper(g.g) %s

@@ -68,12 +68,10 @@ SELECT awa.insert_job('k', (SELECT to_jsonb(string_agg(md5(random()::text), ''))
 SELECT is((SELECT count(*) FROM test.claim('wide')), 1::bigint, 'one job larger than the bound always passes');
 
 
--- The bound holds for what a client gets: args that compress well, numbers with many digits, and several lanes.
+-- The bound holds for what a client gets: args that compress well, and several lanes.
 SELECT awa.set_setting('claim_max_bytes', '4194304') \g /dev/null
 SELECT awa.insert_many('k', array_fill(to_jsonb(repeat('x', 1000000)), ARRAY[40]), 'dense') \g /dev/null
 SELECT is((SELECT count(*) FROM test.claim('dense')), 4::bigint, 'args that compress count as they are returned');
-SELECT awa.insert_many('k', array_fill('[1e131071]'::jsonb, ARRAY[40]), 'digits') \g /dev/null
-SELECT is((SELECT count(*) FROM test.claim('digits')), 31::bigint, 'and so do numbers with many digits');
 SELECT awa.insert_many('k', array_fill(to_jsonb(repeat('x', 1000000)), ARRAY[3]), 'lanes', p) FROM generate_series(1, 4) p \g /dev/null
 SELECT is((SELECT count(*) FROM test.claim('lanes')), 4::bigint, 'the bound is one for all lanes of a queue');
 SELECT is((SELECT count(*) FROM test.claim('lanes')), 4::bigint, 'and the next claims get the rest');
