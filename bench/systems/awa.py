@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,12 +20,27 @@ HELD_QUEUE = "held"
 INSERT_INTO = INSERT_MANY.replace("kind => %s", f"queue => '{HELD_QUEUE}', kind => %s")
 
 
+class TimedWorker(awa.Worker):
+    """Remembers how long the claims took that found jobs."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.claim_times: list[float] = []
+
+    async def claim(self, queue: str, most: int, wake_others: bool) -> list[Any]:
+        start = time.perf_counter()
+        rows = await super().claim(queue, most, wake_others)
+        if rows:
+            self.claim_times.append((time.perf_counter() - start) * 1e3)
+        return rows
+
+
 class Awa(Adapter):
     name = "awa"
 
     def __init__(self) -> None:
         self._conn: psycopg.Connection[Any] | None = None
-        self._worker: awa.Worker | None = None
+        self._worker: TimedWorker | None = None
 
     def settings(self) -> dict[str, str | int | float]:
         return {
@@ -57,12 +73,18 @@ class Awa(Adapter):
             await handler(job)
 
         queues = {QUEUE: concurrency or CONCURRENCY}
-        self._worker = await awa.Worker(dsn, {KIND: run}, queues=queues).__aenter__()
+        self._worker = await TimedWorker(dsn, {KIND: run}, queues=queues).__aenter__()
 
     async def stop(self) -> None:
         if self._worker is not None:
             worker, self._worker = self._worker, None
             await worker.__aexit__(None, None, None)
+
+    def claim_times(self) -> list[float]:
+        if self._worker is None:
+            return []
+        times, self._worker.claim_times = self._worker.claim_times, []
+        return times
 
     def args(self, job: Any) -> Args:
         args: Args = job.args

@@ -89,12 +89,15 @@ export class Service {
     return { jobs, first, last: now() };
   }
 
-  async steady({ jobs, rate, fail_every = 0 }) {
+  async steady({ jobs, rate, batch = 1, fail_every = 0 }) {
     const first = now();
-    for (let i = 0; i < jobs; i++) {
-      await sleepUntil(first + (i / rate) * 1e9);
-      const more = fail_every && i % fail_every === 0 ? { fail: 1 } : {};
-      await this.adapter.insert([this.args({ start: now(), ...more })]);
+    for (let done = 0; done < jobs; done += batch) {
+      await sleepUntil(first + (done / rate) * 1e9);
+      const start = now();
+      const all = [];
+      for (let i = done; i < Math.min(done + batch, jobs); i++)
+        all.push(this.args({ start, ...(fail_every && i % fail_every === 0 ? { fail: 1 } : {}) }));
+      await this.adapter.insert(all);
     }
     return { jobs, first, last: now() };
   }
@@ -147,6 +150,10 @@ export class Service {
 
   all_began() {
     return this.began.splice(0);
+  }
+
+  claim_times() {
+    return [];
   }
 
   async stop() {

@@ -66,6 +66,10 @@ class Adapter(ABC):
         """The number of the attempt, from 1."""
         return 1
 
+    def claim_times(self) -> list[float]:
+        """Milliseconds of each claim that found jobs since the last call, where that is known."""
+        return []
+
     async def settle(self) -> None:
         """Return when the results of all jobs whose handlers ended are committed."""
         await self.stop()
@@ -121,16 +125,22 @@ class Service:
             jobs += batch
         return {"jobs": jobs, "first": first, "last": now()}
 
-    async def steady(self, jobs: int, rate: float, fail_every: int = 0) -> dict[str, int]:
+    async def steady(
+        self, jobs: int, rate: float, batch: int = 1, fail_every: int = 0
+    ) -> dict[str, int]:
         """Enqueue jobs that say when, at a constant rate; a producer that falls behind catches up.
 
         Every so many jobs one tells its handler to fail at the first attempt.
         """
         first = now()
-        for i in range(jobs):
-            sleep_until(first + int(i / rate * 1e9))
-            more = {"fail": 1} if fail_every and i % fail_every == 0 else {}
-            await self._adapter.insert([self._args(start=now(), **more)])
+        for done in range(0, jobs, batch):
+            sleep_until(first + int(done / rate * 1e9))
+            start = now()
+            numbers = range(done, min(done + batch, jobs))
+            fails = [bool(fail_every) and i % fail_every == 0 for i in numbers]
+            await self._adapter.insert(
+                [self._args(start=start, **({"fail": 1} if fail else {})) for fail in fails]
+            )
         return {"jobs": jobs, "first": first, "last": now()}
 
     async def warm_up(self, rate: float) -> None:
@@ -183,6 +193,10 @@ class Service:
     async def all_began(self) -> list[tuple[int, int]]:
         """The same of all jobs since the last such call."""
         return [self._began.get_nowait() for _ in range(self._began.qsize())]
+
+    async def claim_times(self) -> list[float]:
+        """Milliseconds of each claim that found jobs since the last such call."""
+        return self._adapter.claim_times()
 
     async def stop(self) -> dict[str, int]:
         """Stop the worker in order."""
