@@ -27,7 +27,8 @@ class Server:
     """A running server; databases on it live as long as their `with` block."""
 
     def __init__(self, cluster: Cluster) -> None:
-        self._dsn = cluster.socket_dsn
+        self.dsn = cluster.socket_dsn
+        self.log_file = cluster.log_file
         self._numbers = itertools.count(1)
 
     @contextmanager
@@ -45,7 +46,7 @@ class Server:
         source = urlsplit(template).path.strip("/")
         create = sql.SQL("CREATE DATABASE {} TEMPLATE {}")
         self._admin(create.format(sql.Identifier(name), sql.Identifier(source)))
-        server = conninfo_to_dict(self._dsn)
+        server = conninfo_to_dict(self.dsn)
         query = {key: server[key] for key in ("host", "port", "user")}
         dsn = f"postgresql:///{name}?{urlencode(query)}"
         if ddl:
@@ -57,7 +58,7 @@ class Server:
             self._admin(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
 
     def _admin(self, statement: sql.Composed) -> None:
-        with connect(self._dsn) as conn:
+        with connect(self.dsn) as conn:
             conn.execute(statement)
 
 
