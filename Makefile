@@ -94,6 +94,15 @@ bench-peers: ## the other job queues that benchmarks compare with, into build/be
 	@$(MAKE) --no-print-directory -s build setup >&2
 	@$(BIN)/python -m bench.peers.install
 
+build/bench/plots/ready: bench/plots/requirements.txt
+	@rm -rf build/bench/plots
+	@$(PYTHON) -m venv build/bench/plots
+	@build/bench/plots/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r $<
+	@touch $@
+
+bench-plots: build/bench/plots/ready ## docs/benchmarks.md and its charts, from bench/results/*.jsonl
+	@build/bench/plots/bin/python -m bench.plots.page $(BENCH_ARGS)
+
 bench-%: ## the same by name: wal drain enqueue latency producers workers prune deadline pinned soak
 	@$(MAKE) --no-print-directory -s build setup >&2
 	@$(BIN)/python -m bench.$* $(BENCH_ARGS)

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import datetime
 import json
 import math
+import os
+import platform
+import re
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import median
 
 Param = str | int | float
@@ -18,6 +24,7 @@ class Report:
     def __init__(self, scenario: str) -> None:
         self.scenario = scenario
         self.is_within_limits = True
+        self.figure("machine", "cpus", os.cpu_count() or 0, "cpus", **machine())
 
     def figure(self, system: str, figure: str, value: float, unit: str, **params: Param) -> None:
         """Print one figure."""
@@ -48,6 +55,26 @@ class Report:
     def exit_status(self, check: bool) -> int:
         """The status to exit with: limits count only under --check."""
         return 1 if check and not self.is_within_limits else 0
+
+
+def machine() -> Params:
+    """What the figures depend on besides the systems."""
+    models = re.findall(r"^model name\s*: (.*)$", read("/proc/cpuinfo"), re.MULTILINE)
+    kilobytes = re.findall(r"^MemTotal:\s+(\d+) kB", read("/proc/meminfo"), re.MULTILINE)
+    return {
+        "cpu": models[0] if models else platform.machine(),
+        "memory_gb": round(int(kilobytes[0]) / 2**20) if kilobytes else 0,
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+    }
+
+
+def read(path: str) -> str:
+    """A file's text, or nothing where there is no such file."""
+    with contextlib.suppress(OSError):
+        return Path(path).read_text()
+    return ""
 
 
 def say(message: str) -> None:
