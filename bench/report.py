@@ -66,6 +66,7 @@ def machine() -> Params:
         "memory_gb": round(int(kilobytes[0]) / 2**20) if kilobytes else 0,
         "kernel": platform.release(),
         "python": platform.python_version(),
+        "arguments": " ".join(sys.argv[1:]),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
     }
 

@@ -38,8 +38,10 @@ def bars(
     axes.invert_yaxis()
     axes.set_title(title)
     axes.set_xlabel(unit)
-    for place, value in enumerate(values):
-        axes.annotate(f" {value:,.3g}" if value < 100 else f" {value:,.0f}", (value, place))
+    for place, (value, spread) in enumerate(zip(values, high, strict=True)):
+        label = f" {value:,.3g}" if value < 100 else f" {value:,.0f}"
+        axes.annotate(label, (value + spread, place), va="center")
+    axes.margins(x=0.12)
     save(figure, file)
 
 

@@ -176,19 +176,24 @@ TABLES: dict[str, Callable[[Results], str]] = {
 }
 
 
+def command(name: str, arguments: str) -> str:
+    """How a scenario's result file is made."""
+    more = f' BENCH_ARGS="{arguments}"' if arguments else ""
+    return f"`make bench SCENARIO={name}{more} > bench/results/{name}.jsonl`"
+
+
 def block(name: str, results: Results, images: Path, docs: Path) -> str:
-    """A table with its charts and the machine."""
-    command = f"`make bench SCENARIO={name} > bench/results/{name}.jsonl`"
+    """A table with its charts, the command that made it, and the machine."""
     if not results.has(name):
-        return f"No figures yet: {command}\n"
+        return f"No figures yet: {command(name, '')}\n"
     parts = [TABLES[name](results)]
     for file in sorted(images.glob(f"{name}*.png")):
-        parts.append(f"![{file.stem.replace('-', ' ')}]({file.relative_to(docs)})\n")
+        title = re.sub("[-_]", " ", file.stem)
+        parts.append(f"![{title}]({file.relative_to(docs)})\n")
     machine = results.machine(name)
-    where = ""
-    if machine:
-        where = " on " + ", ".join(f"{key} {value}" for key, value in machine.items())
-    parts.append(f"Measured by {command}{where}.\n")
+    arguments = machine.pop("arguments", "")
+    where = ", ".join(f"{key} {value}" for key, value in machine.items())
+    parts.append(f"Measured by {command(name, arguments)}" + (f": {where}.\n" if where else "\n"))
     return "\n".join(parts)
 
 

@@ -63,11 +63,11 @@ class Results:
         ]
         return iter(sorted(found, key=lambda figure: place(figure.system)))
 
-    def machine(self, scenario: str) -> dict[str, Any] | None:
-        """The machine that a scenario was measured on."""
+    def machine(self, scenario: str) -> dict[str, Any]:
+        """The machine that a scenario was measured on, and the arguments of the command."""
         for figure in self.find(scenario, "cpus"):
             return {"cpus": round(figure.value), **figure.params}
-        return None
+        return {}
 
 
 def place(system: str) -> int:
