@@ -15,7 +15,8 @@ SCRIPT := build/awa--$(EXTVERSION).sql
 PACKAGED := python/src/awa/_sql/awa--$(EXTVERSION).sql
 SOURCES := $(shell find sql -name '*.sql' 2>/dev/null)
 
-.PHONY: help all build install dist setup lock check test test-one test-long test-matrix demo clean
+.PHONY: help all build install dist setup lock check test test-one test-long test-matrix demo bench \
+	bench-peers bench-plots clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -86,7 +87,23 @@ demo: ## checksum a directory tree through the queue on an embedded PostgreSQL (
 	@$(MAKE) --no-print-directory -s build setup >&2
 	@$(BIN)/python examples/demo/run.py $(DEMO_ARGS)
 
-bench-%: ## a benchmark, one JSON object per figure: bench-wal bench-drain bench-latency (BENCH_ARGS=...)
+SCENARIO ?= drain
+bench: bench-$(SCENARIO) ## a benchmark: a table on stderr, a JSON object per figure on stdout (SCENARIO=... BENCH_ARGS=...)
+
+bench-peers: ## the other job queues that benchmarks compare with, into build/bench
+	@$(MAKE) --no-print-directory -s build setup >&2
+	@$(BIN)/python -m bench.peers.install
+
+build/bench/plots/ready: bench/plots/requirements.txt
+	@rm -rf build/bench/plots
+	@$(PYTHON) -m venv build/bench/plots
+	@build/bench/plots/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r $<
+	@touch $@
+
+bench-plots: build/bench/plots/ready ## docs/benchmarks.md and its charts, from bench/results/*.jsonl
+	@build/bench/plots/bin/python -m bench.plots.page $(BENCH_ARGS)
+
+bench-%: ## the same by name: wal drain enqueue latency producers workers prune deadline pinned soak
 	@$(MAKE) --no-print-directory -s build setup >&2
 	@$(BIN)/python -m bench.$* $(BENCH_ARGS)
 

@@ -1,1 +1,1 @@
-"""Benchmarks: wal, drain and latency are figures; profile_sql is for maintainers."""
+"""Benchmarks: a module for each scenario, each prints figures; profile_sql is for maintainers."""

@@ -45,6 +45,17 @@ class Child:
             self._process.kill()
             self._process.join()
 
+    @property
+    def pid(self) -> int:
+        """The process's number."""
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def kill(self) -> None:
+        """End it without warning."""
+        self._process.kill()
+        self._process.join()
+
     def receive(self, seconds: float) -> Any:
         """The child's next message."""
         if not self.pipe.poll(seconds):

@@ -6,10 +6,11 @@ import itertools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import LiteralString
+from urllib.parse import urlencode, urlsplit
 
 import psycopg
 from psycopg import sql
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict
 
 from bench.report import say
 from tools.servers import REPO, Cluster, ensure_tree, exit_on_sigterm
@@ -26,7 +27,8 @@ class Server:
     """A running server; databases on it live as long as their `with` block."""
 
     def __init__(self, cluster: Cluster) -> None:
-        self._dsn = cluster.socket_dsn
+        self.dsn = cluster.socket_dsn
+        self.log_file = cluster.log_file
         self._numbers = itertools.count(1)
 
     @contextmanager
@@ -38,11 +40,15 @@ class Server:
             yield dsn
 
     @contextmanager
-    def database(self, ddl: LiteralString = "") -> Iterator[str]:
-        """A fresh database in which `ddl` was run; its connection string."""
+    def database(self, ddl: LiteralString = "", template: str = "template1") -> Iterator[str]:
+        """A fresh database in which `ddl` was run, or a copy; its URL, which all drivers read."""
         name = f"bench_{next(self._numbers)}"
-        self._admin(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
-        dsn = make_conninfo(self._dsn, dbname=name)
+        source = urlsplit(template).path.strip("/")
+        create = sql.SQL("CREATE DATABASE {} TEMPLATE {}")
+        self._admin(create.format(sql.Identifier(name), sql.Identifier(source)))
+        server = conninfo_to_dict(self.dsn)
+        query = {key: server[key] for key in ("host", "port", "user")}
+        dsn = f"postgresql:///{name}?{urlencode(query)}"
         if ddl:
             with connect(dsn) as conn:
                 conn.execute(ddl, prepare=False)
@@ -52,7 +58,7 @@ class Server:
             self._admin(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
 
     def _admin(self, statement: sql.Composed) -> None:
-        with connect(self._dsn) as conn:
+        with connect(self.dsn) as conn:
             conn.execute(statement)
 
 

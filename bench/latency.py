@@ -1,37 +1,37 @@
 """Latency: from before the enqueue call to the first line of the handler, in another process.
 
-Under steady load beside the naive queue with a short poll; and idle, one job at a time, beside a
+Under steady load beside other systems; and idle, one job at a time, beside a
 bare INSERT with NOTIFY, answered by a fetch and its commit.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import json
 import random
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import ExitStack
 from multiprocessing.connection import Connection as Pipe
-from typing import Any, LiteralString
+from typing import LiteralString
 
-import awa
-from bench import naive
+from bench.adapters import SYSTEMS, Installed, Process, System, add_systems_option
 from bench.calls import INSERT_JOB
-from bench.child import Child, wait_for_end
+from bench.child import Child
 from bench.cluster import Connection, Server, connect, server
-from bench.jobs import KIND, QUEUE, args_text
-from bench.report import Report, percentile, say
+from bench.jobs import KIND, args_text
+from bench.report import Params, Report, percentile, say, table
 
-POLL_SECONDS = 0.01
 CONCURRENCY = 50
 WARM_UP = 20
 # Between two idle jobs: long enough for the worker to fall asleep again.
 PAUSE_SECONDS = (0.02, 0.04)
 ANSWER_SECONDS = 30
 SETTLE_SECONDS = 2
+MOST_TIMES_SLOWER = 10
+PERCENTS = (50, 95, 99)
+LEAST_SHARE = 0.99  # of the rate asked for
 
 BARE_DDL = "CREATE TABLE bare (args jsonb NOT NULL)"
 BARE_INSERT = """
@@ -46,67 +46,9 @@ BACKLOG_SECONDS = 0.1
 
 now = time.monotonic_ns  # one clock for all processes of the machine
 Enqueue = Callable[[int], object]
-Params = dict[str, str | int | float]
 
 
-# ---- the worker processes: each sends the start time of a job and when its handler began
-
-
-class Recorder:
-    """Remembers when handlers began; tells at once, or everything at the end."""
-
-    def __init__(self, pipe: Pipe, at_once: bool) -> None:
-        self._pipe = pipe
-        self._at_once = at_once
-        self._began: list[tuple[int, int]] = []
-
-    def began(self, args: Any, at: int) -> None:
-        """A handler began."""
-        if self._at_once:
-            self._pipe.send((args["start"], at))
-        else:
-            self._began.append((args["start"], at))
-
-    async def until_told(self) -> None:
-        """Serve until the parent asks for the times."""
-        self._pipe.send("ready")
-        await asyncio.to_thread(self._pipe.recv)
-        self._pipe.send(self._began)
-
-
-def awa_worker(pipe: Pipe, dsn: str, at_once: bool) -> None:
-    """Run a worker of this package."""
-    recorder = Recorder(pipe, at_once)
-
-    async def handler(job: awa.Job) -> None:
-        at = now()
-        recorder.began(job.args, at)
-
-    async def serve() -> None:
-        async with awa.Worker(dsn, {KIND: handler}, queues={QUEUE: CONCURRENCY}):
-            await recorder.until_told()
-
-    asyncio.run(serve())
-    wait_for_end(pipe)
-
-
-def naive_worker(pipe: Pipe, dsn: str, at_once: bool) -> None:
-    """Run the naive worker."""
-    recorder = Recorder(pipe, at_once)
-
-    async def handler(job: naive.Row) -> None:
-        at = now()
-        recorder.began(json.loads(job[1][1:]), at)
-
-    async def serve() -> None:
-        worker = naive.NaiveWorker(dsn, handler, poll_seconds=POLL_SECONDS)
-        running = asyncio.create_task(worker.run())
-        await recorder.until_told()
-        worker.stopping = True
-        await running
-
-    asyncio.run(serve())
-    wait_for_end(pipe)
+# ---- the bare answer
 
 
 def bare_worker(pipe: Pipe, dsn: str) -> None:
@@ -122,23 +64,14 @@ def bare_worker(pipe: Pipe, dsn: str) -> None:
                 pipe.send((args["start"], at))  # type: ignore[index]
 
 
-# ---- the producer
-
-
-def awa_producer(conn: Connection) -> Enqueue:
-    """Enqueue jobs that say when their enqueueing began."""
-    return lambda i: conn.execute(INSERT_JOB, [KIND, args_text(i, start=now())])
-
-
-def plain_producer(conn: Connection, statement: LiteralString) -> Enqueue:
-    """The same by a statement that takes the arguments."""
-    return lambda i: conn.execute(statement, [args_text(i, start=now())])
+# ---- the loads
 
 
 class Steady:
     """What came of a steady load."""
 
-    def __init__(self, began: list[tuple[int, int]], first: int, last: int, jobs: int) -> None:
+    def __init__(self, began: list[tuple[int, int]], sent: dict[str, int]) -> None:
+        first, last, jobs = sent["first"], sent["last"], sent["jobs"]
         taken = [(start, at) for start, at in began if start >= first]
         self.milliseconds = [(at - start) / 1e6 for start, at in taken]
         self.backlog = jobs - sum(at <= last for _, at in taken)
@@ -146,107 +79,150 @@ class Steady:
         self.rate = jobs / ((last - first) / 1e9)
 
 
-def steady(child: Child, enqueue: Enqueue, rate: int, seconds: int) -> Steady:
-    """Enqueue at a constant rate; a producer that falls behind catches up."""
-    for i in range(WARM_UP):
-        enqueue(i)
-        time.sleep(1 / rate)
-    jobs = rate * seconds
-    first = now()
-    for i in range(jobs):
-        wait = first / 1e9 + i / rate - now() / 1e9
-        if wait > 0:
-            time.sleep(wait)
-        enqueue(i)
-    last = now()
-    time.sleep(SETTLE_SECONDS)
-    child.pipe.send("stop")
-    return Steady(child.receive(ANSWER_SECONDS), first, last, jobs)
+def steady(installed: Installed, system: System, rate: int, seconds: int) -> Steady:
+    """A producer at a constant rate and a worker, each a process of its own."""
+    with (
+        installed.database(system) as dsn,
+        Process(system) as worker,
+        Process(system) as producer,
+    ):
+        producer.ask("connect", dsn=dsn)
+        concurrency = CONCURRENCY if system.name == "awa" else 0
+        worker.ask("record", dsn=dsn, concurrency=concurrency)
+        producer.ask("warm_up", rate=rate)
+        most = seconds * MOST_TIMES_SLOWER + ANSWER_SECONDS
+        sent = producer.ask("steady", jobs=rate * seconds, rate=rate, within=most)
+        time.sleep(SETTLE_SECONDS)
+        outcome = Steady(worker.ask("all_began"), sent)
+        worker.ask("stop")
+    return outcome
 
 
-def idle(children: dict[str, tuple[Child, Enqueue]], jobs: int) -> dict[str, list[float]]:
+class Bare:
+    """The bare answer in a process, asked as a system's process is."""
+
+    def __init__(self, child: Child) -> None:
+        self._child = child
+
+    def tell(self, what: str) -> None:
+        """It says by itself when it began."""
+
+    def answer(self, within: float) -> tuple[int, int]:
+        """When the job's enqueueing and its fetch ended."""
+        start, at = self._child.receive(within)
+        return start, at
+
+
+def idle(workers: dict[str, tuple[Bare | Process, Enqueue]], jobs: int) -> dict[str, list[float]]:
     """One job at a time, the systems in turn; milliseconds of each job."""
-    milliseconds: dict[str, list[float]] = {system: [] for system in children}
+    milliseconds: dict[str, list[float]] = {system: [] for system in workers}
     for i in range(WARM_UP + jobs):
-        for system, (child, enqueue) in children.items():
+        for system, (worker, enqueue) in workers.items():
+            worker.tell("next_began")
             time.sleep(random.uniform(*PAUSE_SECONDS))
             enqueue(i)
-            start, at = child.receive(ANSWER_SECONDS)
+            start, at = worker.answer(ANSWER_SECONDS)
             if i >= WARM_UP:
                 milliseconds[system].append((at - start) / 1e6)
     return milliseconds
 
 
-# ---- the loads
+def plain_producer(conn: Connection, statement: LiteralString, *first: str) -> Enqueue:
+    """Enqueue jobs that say when their enqueueing began."""
+    return lambda i: conn.execute(statement, [*first, args_text(i, start=now())])
 
 
-def measure_idle(report: Report, running: Server, jobs: int) -> None:
+def measure_idle(report: Report, running: Server, installed: Installed, jobs: int) -> None:
     """Report awa and bare, one job at a time."""
+    system = SYSTEMS["awa"]
     with ExitStack() as stack:
-        awa_dsn = stack.enter_context(running.awa_database())
+        awa_dsn = stack.enter_context(installed.database(system))
         bare_dsn = stack.enter_context(running.database(BARE_DDL))
-        children = {
-            "bare": (
-                stack.enter_context(Child(bare_worker, bare_dsn)),
-                plain_producer(stack.enter_context(connect(bare_dsn)), BARE_INSERT),
-            ),
-            "awa": (
-                stack.enter_context(Child(awa_worker, awa_dsn, True)),
-                awa_producer(stack.enter_context(connect(awa_dsn))),
-            ),
+        bare = Bare(stack.enter_context(Child(bare_worker, bare_dsn)))
+        ours = stack.enter_context(Process(system))
+        ours.ask("record", dsn=awa_dsn, concurrency=CONCURRENCY)
+        bare_conn = stack.enter_context(connect(bare_dsn))
+        awa_conn = stack.enter_context(connect(awa_dsn))
+        workers: dict[str, tuple[Bare | Process, Enqueue]] = {
+            "bare": (bare, plain_producer(bare_conn, BARE_INSERT)),
+            "awa": (ours, plain_producer(awa_conn, INSERT_JOB, KIND)),
         }
-        milliseconds = idle(children, jobs)
-        ours, _ = children["awa"]
-        ours.pipe.send("stop")
-        ours.receive(ANSWER_SECONDS)
+        milliseconds = idle(workers, jobs)
+        ours.ask("stop")
     params: Params = {"load": "idle", "jobs": jobs}
     medians = {}
-    for system, values in milliseconds.items():
-        medians[system] = report_percentiles(report, system, values, params)[0]
+    for name, values in milliseconds.items():
+        medians[name] = percentile(values, 50)
+        report.figure(name, "p50_ms", medians[name], "ms", **params)
+        report.figure(name, "p99_ms", percentile(values, 99), "ms", **params)
     ratio = medians["awa"] / medians["bare"]
     report.limit("idle p50, times bare", ratio, f"<= {IDLE_TIMES_BARE}", ratio <= IDLE_TIMES_BARE)
 
 
-def measure_steady(report: Report, running: Server, rate: int, seconds: int) -> None:
-    """Report awa and naive under a steady load."""
-    params: Params = {"load": "steady", "rate": rate, "seconds": seconds}
-    with (
-        running.awa_database() as dsn,
-        connect(dsn) as conn,
-        Child(awa_worker, dsn, False) as child,
-    ):
-        ours = steady(child, awa_producer(conn), rate, seconds)
-    with (
-        running.database(naive.DDL) as dsn,
-        connect(dsn) as conn,
-        Child(naive_worker, dsn, False) as child,
-    ):
-        theirs = steady(child, plain_producer(conn, naive.INSERT), rate, seconds)
-    p99 = {}
-    for system, outcome in {"awa": ours, "naive": theirs}.items():
-        say(f"{system}: {outcome.rate:.1f} jobs/s enqueued, {outcome.lost} jobs never begun")
-        own = params | ({"poll_ms": POLL_SECONDS * 1_000} if system == "naive" else {})
-        p99[system] = report_percentiles(report, system, outcome.milliseconds, own)[1]
-        report.figure(system, "backlog_jobs", outcome.backlog, "jobs", **own)
+def measure_steady(report: Report, installed: Installed, options: argparse.Namespace) -> None:
+    """Report all systems under a steady load."""
+    rounds: dict[str, list[Steady]] = defaultdict(list)
+    for _ in range(options.rounds):
+        for system in options.systems:
+            outcome = steady(installed, system, options.rate, options.seconds)
+            rounds[system.name].append(outcome)
+            say(
+                f"{system.name}: {outcome.rate:.1f} jobs/s enqueued, "
+                f"{outcome.lost} jobs never begun"
+            )
+    rows: dict[str, dict[str, float]] = {}
+    for name, outcomes in rounds.items():
+        params: Params = {"load": "steady", "rate": options.rate, "seconds": options.seconds}
+        params |= installed.settings[name] | ({"concurrency": CONCURRENCY} if name == "awa" else {})
+        rows[name] = {}
+        for percent in PERCENTS:
+            values = [percentile(outcome.milliseconds, percent) for outcome in outcomes]
+            figure = f"p{percent}_ms"
+            rows[name][figure] = report.series(name, figure, values, "ms", **params)
+        for figure, unit, counts in (
+            ("backlog_jobs", "jobs", [outcome.backlog for outcome in outcomes]),
+            ("enqueued_per_s", "jobs/s", [outcome.rate for outcome in outcomes]),
+            ("lost_jobs", "jobs", [outcome.lost for outcome in outcomes]),
+        ):
+            rows[name][figure] = report.series(name, figure, counts, unit, **params)
+    head = list(next(iter(rows.values())))
+    table(
+        f"enqueue to handler at {options.rate} jobs/s (medians of rounds)",
+        ["system", *head],
+        [[name, *row.values()] for name, row in rows.items()],
+    )
+    if "awa" in rows:
+        check_steady(report, rows, options.rate)
+
+
+def check_steady(report: Report, rows: dict[str, dict[str, float]], rate: int) -> None:
+    """Compare with the others that kept up, and say whether we did."""
+    ours = rows["awa"]
+
+    def keeps_up(row: dict[str, float]) -> bool:
+        return row["enqueued_per_s"] >= LEAST_SHARE * rate and not row["lost_jobs"]
+
+    others = {name: row for name, row in rows.items() if name != "awa" and keeps_up(row)}
+    for percent in (50, 99):
+        figure = f"p{percent}_ms"
+        peers = [row[figure] for name, row in others.items() if SYSTEMS[name].is_peer]
+        if peers:
+            best = min(peers)
+            is_kept = ours[figure] <= best
+            report.limit(f"steady p{percent} ms", ours[figure], f"<= {best:.2f} of peers", is_kept)
+    if "naive" in others:
+        theirs = others["naive"]["p99_ms"]
+        report.limit("steady p99 ms", ours["p99_ms"], f"< {theirs:.2f}", ours["p99_ms"] < theirs)
     most = rate * BACKLOG_SECONDS
-    report.limit("steady p99 ms", p99["awa"], f"< {p99['naive']:.2f}", p99["awa"] < p99["naive"])
     report.limit(
         "steady backlog at the end",
-        ours.backlog,
+        ours["backlog_jobs"],
         f"<= {most:g}, none lost",
-        ours.backlog <= most and not ours.lost,
+        ours["backlog_jobs"] <= most and not ours["lost_jobs"],
     )
-    report.limit("steady jobs/s enqueued", ours.rate, f">= {0.99 * rate}", ours.rate >= 0.99 * rate)
-
-
-def report_percentiles(
-    report: Report, system: str, milliseconds: list[float], params: Params
-) -> tuple[float, float]:
-    """Print the median and the 99th percentile."""
-    p50, p99 = percentile(milliseconds, 50), percentile(milliseconds, 99)
-    report.figure(system, "p50_ms", p50, "ms", **params)
-    report.figure(system, "p99_ms", p99, "ms", **params)
-    return p50, p99
+    least = LEAST_SHARE * rate
+    rated = ours["enqueued_per_s"]
+    report.limit("steady jobs/s enqueued", rated, f">= {least:g}", rated >= least)
 
 
 def main() -> int:
@@ -254,12 +230,15 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=300, help="idle jobs")
     parser.add_argument("--rate", type=int, default=500, help="steady jobs a second")
     parser.add_argument("--seconds", type=int, default=30, help="of the steady load")
+    parser.add_argument("--rounds", type=int, default=1, help="of the steady load")
+    add_systems_option(parser, "awa,naive")
     parser.add_argument("--check", action="store_true", help="fail when a limit is missed")
     options = parser.parse_args()
     report = Report("latency")
-    with server() as running:
-        measure_idle(report, running, options.jobs)
-        measure_steady(report, running, options.rate, options.seconds)
+    with server() as running, Installed(running, options.systems) as installed:
+        if SYSTEMS["awa"] in options.systems:
+            measure_idle(report, running, installed, options.jobs)
+        measure_steady(report, installed, options)
     return report.exit_status(options.check)
 
 

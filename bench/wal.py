@@ -14,15 +14,24 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from bench.adapters import Installed, Process, System, add_systems_option
 from bench.calls import Calls
-from bench.cluster import Connection, connect, server
+from bench.cluster import Connection, Server, connect, server
 from bench.jobs import ARGS_BYTES, args_text
-from bench.report import Report, say
+from bench.report import Report, table
 
 JOBS = {1: 2_000, 100: 20_000}  # by batch size
 LIMITS = {1: 1_250.0, 100: 360.0}
+FLOOR_BATCH, TIMES_FLOOR = 100, 1.3
+MOST_SECONDS = 600
 # No autovacuum, no checkpoint on time: nothing writes but the calls that are measured.
-QUIET = {"autovacuum": "off", "bgwriter_lru_maxpages": "0", "checkpoint_timeout": "1d"}
+# The WAL of a run is kept, as it is read again to tell what it was for.
+QUIET = {
+    "autovacuum": "off",
+    "bgwriter_lru_maxpages": "0",
+    "checkpoint_timeout": "1d",
+    "wal_keep_size": "8GB",
+}
 
 FLOOR_DDL = "CREATE TABLE floor_jobs (id bigint NOT NULL UNIQUE, args jsonb NOT NULL)"
 FLOOR_INSERT = """
@@ -102,6 +111,21 @@ def run_floor(conn: Connection, meter: WalMeter, jobs: int, batch: int) -> None:
             conn.execute(FLOOR_INSERT, [row[0] + first, args])
 
 
+def run_system(system: System, dsn: str) -> Run:
+    """The same by a system's own producer and worker, which claims and finishes as it does."""
+
+    def run(conn: Connection, meter: WalMeter, jobs: int, batch: int) -> None:
+        with Process(system) as process:
+            process.ask("connect", dsn=dsn)
+            with meter.phase("enqueue"):
+                process.ask("load", jobs=jobs, batch=batch, within=MOST_SECONDS)
+            conn.execute("ANALYZE")
+            with meter.phase("run"):
+                process.ask("drain", dsn=dsn, jobs=jobs, within=MOST_SECONDS)
+
+    return run
+
+
 def measure(
     report: Report, dsn: str, run: Run, system: str, batch: int, full_page_writes: str
 ) -> float:
@@ -135,22 +159,46 @@ def measure(
     return total
 
 
+def measure_batch(
+    report: Report, running: Server, systems: list[System], batch: int, full_page_writes: str
+) -> dict[str, float]:
+    """Print the figures of every system and the floor; bytes a job by system."""
+    totals: dict[str, float] = {}
+    with running.database(FLOOR_DDL) as dsn:
+        totals["floor"] = measure(report, dsn, run_floor, "floor", batch, full_page_writes)
+    with Installed(running, systems) as installed:
+        for system in systems:
+            with installed.database(system) as dsn:
+                run = run_awa if system.name == "awa" else run_system(system, dsn)
+                totals[system.name] = measure(
+                    report, dsn, run, system.name, batch, full_page_writes
+                )
+    return totals
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="bench.wal", description=__doc__)
     parser.add_argument("--check", action="store_true", help="fail when a limit is missed")
+    add_systems_option(parser, "awa")
     options = parser.parse_args()
     report = Report("wal")
+    rows: list[list[object]] = []
     for full_page_writes in ("off", "on"):
         with server({**QUIET, "full_page_writes": full_page_writes}) as running:
             for batch, limit in LIMITS.items():
-                with running.awa_database() as dsn:
-                    ours = measure(report, dsn, run_awa, "awa", batch, full_page_writes)
-                with running.database(FLOOR_DDL) as dsn:
-                    floor = measure(report, dsn, run_floor, "floor", batch, full_page_writes)
+                totals = measure_batch(report, running, options.systems, batch, full_page_writes)
                 what = f"batch {batch}, full_page_writes {full_page_writes}"
-                say(f"{what}: {ours:.1f} bytes a job, floor {floor:.1f}")
-                if full_page_writes == "off":
+                rows += [[f"{name}, {what}", value] for name, value in totals.items()]
+                if full_page_writes == "off" and "awa" in totals:
+                    ours = totals["awa"]
                     report.limit(f"WAL bytes a job at {what}", ours, f"<= {limit}", ours <= limit)
+                    if batch == FLOOR_BATCH:
+                        ratio = ours / totals["floor"]
+                        is_kept = ratio <= TIMES_FLOOR
+                        report.limit(
+                            f"times the floor at {what}", ratio, f"<= {TIMES_FLOOR}", is_kept
+                        )
+    table("WAL bytes a job, whole life", ["system", "bytes"], rows)
     return report.exit_status(options.check)
 
 

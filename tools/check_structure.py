@@ -48,6 +48,7 @@ TEXT_SUFFIXES = {
     ".sh",
     ".yml",
     ".yaml",
+    ".mjs",
 }
 
 NAME = r"@extschema@\.\"?([a-z_%][\w%$]*)"

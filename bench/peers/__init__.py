@@ -1,0 +1,1 @@
+"""Installs the peers, each into an environment of its own below build/bench, versions pinned."""

@@ -1,0 +1,1 @@
+"""docs/benchmarks.md and its charts, made from result files: make bench-plots."""

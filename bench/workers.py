@@ -1,0 +1,94 @@
+"""Workers: several worker processes on one queue, with handlers that do nothing and that wait."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import defaultdict
+from statistics import median
+
+from bench.adapters import SYSTEMS, Installed, processes
+from bench.cluster import server
+from bench.report import Params, Report, say, table
+
+PROCESSES = (1, 2, 4)
+POLL_SECONDS = 0.01
+MOST_SECONDS = 600
+WAIT_MS, WAIT_CONCURRENCY = 5, 8
+NOOP, WAIT = "no-op", f"wait {WAIT_MS} ms"
+LEAST_RATIOS = {NOOP: {2: 0.9, 4: 0.9}, WAIT: {2: 1.8, 4: 3.0}}
+
+AWA = SYSTEMS["awa"]
+
+
+def jobs_per_second(installed: Installed, count: int, jobs: int, **work: float) -> float:
+    """From the moment when the last worker has started until all jobs were run."""
+    with installed.database(AWA, jobs) as dsn, processes(AWA, count) as workers:
+
+        def handled() -> int:
+            return sum(worker.ask("handled")["jobs"] for worker in workers)
+
+        for worker in workers:
+            worker.ask("settings")  # the interpreter has started
+        for worker in workers:
+            worker.tell("work", dsn=dsn, **work)
+        for worker in workers:
+            worker.answer()
+        before, start = handled(), time.perf_counter()
+        while handled() < jobs:
+            if time.perf_counter() > start + MOST_SECONDS:
+                raise TimeoutError(f"{jobs} jobs were not run within {MOST_SECONDS} s")
+            time.sleep(POLL_SECONDS)
+        seconds = time.perf_counter() - start
+        for worker in workers:
+            worker.ask("stop")
+    if before == jobs:
+        raise RuntimeError(f"{jobs} jobs are too few: they were run before all workers had started")
+    return (jobs - before) / seconds
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="bench.workers", description=__doc__)
+    parser.add_argument("--jobs", type=int, default=400_000, help="of the no-op handlers")
+    parser.add_argument("--wait-jobs", type=int, default=20_000, help="of the waiting handlers")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--check", action="store_true", help="fail when a limit is missed")
+    options = parser.parse_args()
+    report = Report("workers")
+    waiting: Params = {"wait_ms": WAIT_MS, "concurrency": WAIT_CONCURRENCY}
+    rates: dict[tuple[str, int], list[float]] = defaultdict(list)
+    with server() as running, Installed(running, [AWA]) as installed:
+        for number in range(1, options.rounds + 1):
+            for count in PROCESSES:
+                noop = jobs_per_second(installed, count, options.jobs)
+                wait = jobs_per_second(
+                    installed,
+                    count,
+                    options.wait_jobs,
+                    wait_ms=WAIT_MS,
+                    concurrency=WAIT_CONCURRENCY,
+                )
+                rates[NOOP, count].append(noop)
+                rates[WAIT, count].append(wait)
+                say(f"round {number}, {count} processes: {noop:,.0f} and {wait:,.0f} jobs/s")
+        settings = installed.settings["awa"]
+    rows: list[list[object]] = []
+    for (handler, count), values in rates.items():
+        params = {**settings, **(waiting if handler == WAIT else {})}
+        report.series(
+            "awa", "jobs_per_s", values, "jobs/s", handler=handler, processes=count, **params
+        )
+        ratio = median(values) / median(rates[handler, 1])
+        rows.append([f"{handler}, {count}", median(values), min(values), max(values), ratio])
+        least = LEAST_RATIOS[handler].get(count)
+        if least is not None:
+            what = f"{count} processes, {handler}, times one process"
+            report.limit(what, ratio, f">= {least}", ratio >= least)
+    head = ["handler, processes", "median", "min", "max", "times one"]
+    table("jobs run by several worker processes, jobs/s", head, rows)
+    return report.exit_status(options.check)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
