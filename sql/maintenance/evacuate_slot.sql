@@ -1,4 +1,5 @@
--- Evacuation: when empty slots run short, what keeps an old slot alive moves out of the way.
+-- Evacuation: when empty slots run short, and else after a wrap of the ring, what keeps an old slot alive moves out of
+-- the way.
 -- Waiting jobs (a paused queue, a queue without workers, a starved priority) move to the current slot under their
 -- position and id. The copy is an insert like any other, and the old row gets a tombstone in the same transaction. It
 -- holds the lane and the mutation lock, so that no claim and no cancel runs between the two; a lane in use waits for
@@ -111,15 +112,18 @@ SET search_path = pg_catalog, pg_temp
 AS $function$
 DECLARE
     v_ring text;
+    v_before bigint;
     v_slot integer;
     v_reason text;
 BEGIN
     PERFORM @extschema@._require_read_committed();
     moved := 0;
     FOREACH v_ring IN ARRAY '{queue,claim}'::text[] LOOP
-        CONTINUE WHEN NOT @extschema@._slots_are_short(v_ring);
+        -- With room to spare a slot may be kept for one wrap of the ring.
+        v_before := CASE WHEN @extschema@._slots_are_short(v_ring) THEN @extschema@._ring_cursor(v_ring) / 64
+                         ELSE @extschema@._ring_cursor(v_ring) / 64 - @extschema@._slot_count(v_ring) + 1 END;
         FOR v_slot IN SELECT r.slot FROM @extschema@._ring_slots(v_ring) r
-                      WHERE r.slot <> @extschema@._ring_cursor(v_ring) % 64
+                      WHERE r.generation < v_before
                         AND NOT @extschema@._slot_is_empty(v_ring, r.slot)
                       ORDER BY r.generation LOOP
             v_reason := @extschema@._slot_blocker(v_ring, v_slot) ->> 'reason';

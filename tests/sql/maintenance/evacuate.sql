@@ -107,4 +107,23 @@ SELECT is((SELECT r.blocked_by FROM awa.ring_status() r WHERE r.ring = 'queue' A
     'and the slot can go');
 SELECT is(test.finish(:'long'::jsonb, 'completed'), 'done', 'the attempt ends as it would');
 
+-- With room to spare, what waits stays where it is for one wrap of the ring.
+CREATE PROCEDURE test.turn_and_prune(p_times integer) LANGUAGE plpgsql AS $$
+BEGIN
+    FOR i IN 1 .. p_times LOOP
+        CALL test.turn(1);
+        PERFORM awa.tick('{"steps": ["prune_queue"]}');
+        COMMIT;
+        PERFORM awa.tick('{"steps": ["prune_queue"]}');
+        COMMIT;
+    END LOOP;
+END $$;
+CALL test.turn_and_prune(16);
+SELECT awa.pause_queue('held'), awa.insert_job('k', queue => 'held') \g /dev/null
+CALL test.turn_and_prune(15);
+SELECT is((test.report('evacuate')).outcome, 'nothing', 'a slot is kept for a wrap');
+SELECT ok((SELECT count(*) FROM awa.ring_status() r WHERE r.ring = 'queue' AND r.bytes = 0) >= 13, 'there is room');
+CALL test.turn_and_prune(1);
+SELECT is((test.report('evacuate')).outcome, 'moved', 'and not longer');
+
 SELECT * FROM finish();
