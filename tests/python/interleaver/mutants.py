@@ -133,4 +133,25 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
             "SELECT 0, p_from WHERE false",
         ),
     ),
+    # ---- deferred jobs
+    "prune of a bucket does not look again": (
+        Edit(
+            "_prune_bucket",
+            "IF (@extschema@._last_deferred(p_slot)).run_at IS NOT NULL\n           OR NOT",
+            "IF NOT",
+        ),
+    ),
+    "prune of a bucket lets writers in": (
+        Edit("_prune_bucket", "'SHARE', 1", "'ACCESS SHARE', 1"),
+    ),
+    "move between buckets leaves the old row": (
+        Edit(
+            "_move_deferred",
+            "DELETE FROM @extschema@.deferred_jobs_%1$s d\n"
+            "            WHERE d.job_id IN (SELECT u.job_id FROM due u WHERE u.ahead <= $5)\n"
+            "            RETURNING d.*",
+            "SELECT d.* FROM @extschema@.deferred_jobs_%1$s d\n"
+            "            WHERE d.job_id IN (SELECT u.job_id FROM due u WHERE u.ahead <= $5)",
+        ),
+    ),
 }
