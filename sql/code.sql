@@ -26,6 +26,7 @@
 -- deferred: jobs that may not run yet, and dead letters
 \ir deferred/defer.sql
 \ir deferred/promote_due.sql
+\ir deferred/refill_buckets.sql
 \ir deferred/dead_letters.sql
 
 -- execution: attempts
@@ -44,6 +45,7 @@
 \ir maintenance/ring_slots.sql
 \ir maintenance/rotate_ring.sql
 \ir maintenance/prune_ring.sql
+\ir maintenance/prune_deferred.sql
 \ir maintenance/evacuate_slot.sql
 \ir maintenance/rescue_attempts.sql
 \ir maintenance/expire.sql

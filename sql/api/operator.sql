@@ -180,7 +180,7 @@ BEGIN
     BEGIN
         LOCK TABLE @extschema@.ready_entries, @extschema@.ready_claim_attempt_batches, @extschema@.done_entries,
             @extschema@.receipt_completion_batches, @extschema@.lease_claim_batches,
-            @extschema@.lease_claim_closures, @extschema@.leases IN ACCESS SHARE MODE;
+            @extschema@.lease_claim_closures, @extschema@.leases, @extschema@.deferred_jobs IN ACCESS SHARE MODE;
         v_counts := @extschema@._count_jobs(v_queue);
         RAISE EXCEPTION USING ERRCODE = 'JQ000';
     EXCEPTION WHEN SQLSTATE 'JQ000' THEN
@@ -219,7 +219,7 @@ END
 $function$;
 COMMENT ON FUNCTION @extschema@.ring_status() IS
 'Each slot of each ring: generation, rows and bytes, age, and what keeps it from being reused (current, planned,
-unclaimed, receipts, retention), with the queue or instance in detail. Errors: 25001.';
+unclaimed, receipts, retention; deferred, recent), with the queue or instance in detail. Errors: 25001.';
 
 CREATE OR REPLACE FUNCTION @extschema@.set_setting(name text, value text)
 RETURNS void

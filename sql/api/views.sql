@@ -55,7 +55,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $function$
 BEGIN
-    RETURN QUERY SELECT i.* FROM @extschema@.dlq_entries d, LATERAL @extschema@._backlog_info(d.job_id) i;
+    RETURN QUERY SELECT i.* FROM @extschema@.dlq_entries d, LATERAL @extschema@._dead_letter_info(d) i;
 END
 $function$;
 COMMENT ON FUNCTION @extschema@._list_dlq() IS 'Internal: dead letters.';
@@ -67,7 +67,11 @@ SET search_path = pg_catalog, pg_temp
 AS $function$
 BEGIN
     PERFORM @extschema@._require_read_committed();
-    RETURN QUERY SELECT i.* FROM @extschema@.deferred_jobs d, LATERAL @extschema@._backlog_info(d.job_id) i;
+    RETURN QUERY
+    SELECT i.*
+    FROM @extschema@.deferred_jobs d,
+         LATERAL @extschema@._job_info_of(ROW(d.job_id, d.queue, d.priority, d.shard, d.run_at, d.attempt, d.run_lease,
+                                              d.kind, d.args, d.ext)::@extschema@._job, d.state::text) i;
     RETURN QUERY SELECT i.* FROM @extschema@._list_ready() r, LATERAL @extschema@._job_info_of(r.job, 'available') i
                  WHERE r.is_unclaimed AND NOT r.is_dead;
     FOR v_slot IN 0 .. @extschema@._slot_count('claim') - 1 LOOP

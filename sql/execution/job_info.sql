@@ -102,35 +102,46 @@ $function$;
 COMMENT ON FUNCTION @extschema@._done_info(@extschema@.done_entries, @extschema@._job) IS
     'Internal: a terminal job in the form that job() answers.';
 
+CREATE OR REPLACE FUNCTION @extschema@._dead_letter_info(p_entry @extschema@.dlq_entries)
+RETURNS @extschema@.job_info
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_info @extschema@.job_info;
+BEGIN
+    v_info := @extschema@._job_info_of(
+        ROW(p_entry.job_id, p_entry.queue, p_entry.priority, p_entry.shard, (p_entry.ext ->> 'run_at')::timestamptz,
+            p_entry.attempt, p_entry.run_lease, p_entry.kind, p_entry.args, p_entry.ext),
+        'failed');
+    v_info.finalized_at := p_entry.dlq_at;
+    v_info.reason := p_entry.reason;
+    RETURN v_info;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._dead_letter_info(@extschema@.dlq_entries) IS
+    'Internal: a dead letter in the form that job() answers.';
+
 -- A job on hold or deferred; NULL when it is neither.
 CREATE OR REPLACE FUNCTION @extschema@._backlog_info(p_job_id bigint)
 RETURNS @extschema@.job_info
-LANGUAGE plpgsql STABLE PARALLEL SAFE
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
 SET enable_bitmapscan = off
 AS $function$
 DECLARE
-    v_row record;
-    v_info @extschema@.job_info;
+    v_found record := @extschema@._find_deferred(p_job_id);
+    v_entry @extschema@.dlq_entries;
 BEGIN
-    SELECT d.* INTO v_row FROM @extschema@.deferred_jobs d WHERE d.job_id = p_job_id;
-    IF FOUND THEN
-        RETURN @extschema@._job_info_of(
-            ROW(v_row.job_id, v_row.queue, v_row.priority, v_row.shard, v_row.run_at, v_row.attempt,
-                v_row.run_lease, v_row.kind, v_row.args, v_row.ext),
-            v_row.state::text);
+    IF v_found.slot IS NOT NULL THEN
+        RETURN @extschema@._job_info_of(v_found.job, v_found.state);
     END IF;
-    SELECT d.* INTO v_row FROM @extschema@.dlq_entries d WHERE d.job_id = p_job_id;
+    SELECT d.* INTO v_entry FROM @extschema@.dlq_entries d WHERE d.job_id = p_job_id;
     IF FOUND THEN
-        v_info := @extschema@._job_info_of(
-            ROW(v_row.job_id, v_row.queue, v_row.priority, v_row.shard, (v_row.ext ->> 'run_at')::timestamptz,
-                v_row.attempt, v_row.run_lease, v_row.kind, v_row.args, v_row.ext),
-            'failed');
-        v_info.finalized_at := v_row.dlq_at;
-        v_info.reason := v_row.reason;
+        RETURN @extschema@._dead_letter_info(v_entry);
     END IF;
-    RETURN v_info;
+    RETURN NULL;
 END
 $function$;
 COMMENT ON FUNCTION @extschema@._backlog_info(bigint) IS

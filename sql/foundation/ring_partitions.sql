@@ -19,7 +19,7 @@ COMMENT ON FUNCTION @extschema@._mark_for_dump(regclass) IS
 CREATE OR REPLACE FUNCTION @extschema@._slot_count(p_ring text)
 RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE STRICT
-RETURN CASE p_ring WHEN 'queue' THEN 16 WHEN 'claim' THEN 8 END;
+RETURN CASE p_ring WHEN 'queue' THEN 16 WHEN 'claim' THEN 8 WHEN 'deferred' THEN 17 END;
 COMMENT ON FUNCTION @extschema@._slot_count(text) IS 'Internal: number of slots of a ring, fixed at install.';
 
 -- p_indexes: index definitions by suffix, created on every leaf, because a

@@ -6,7 +6,8 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE STRICT
 RETURN CASE p_ring
     WHEN 'queue' THEN ARRAY['ready_entries', 'ready_tombstones', 'ready_claim_attempt_batches', 'done_entries',
                             'receipt_completion_batches']
-    WHEN 'claim' THEN ARRAY['lease_claim_batches', 'lease_claim_closures'] END;
+    WHEN 'claim' THEN ARRAY['lease_claim_batches', 'lease_claim_closures']
+    WHEN 'deferred' THEN ARRAY['deferred_jobs'] END;
 COMMENT ON FUNCTION @extschema@._ring_tables(text) IS 'Internal: families of a ring, in lock order.';
 
 CREATE OR REPLACE FUNCTION @extschema@._slot_is_empty(p_ring text, p_slot integer)

@@ -87,11 +87,42 @@ DECLARE
     v_rows bigint;
 BEGIN
     EXECUTE format('SELECT count(*) FROM @extschema@.%I',
-        CASE p_ring WHEN 'queue' THEN 'ready_entries_' ELSE 'lease_claim_batches_' END || p_slot) INTO v_rows;
+        CASE p_ring WHEN 'queue' THEN 'ready_entries_' WHEN 'claim' THEN 'lease_claim_batches_'
+                    ELSE 'deferred_jobs_' END || p_slot) INTO v_rows;
     RETURN v_rows;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._slot_rows(text, integer) IS 'Internal: bodies or batches in a slot.';
+COMMENT ON FUNCTION @extschema@._slot_rows(text, integer) IS 'Internal: bodies, batches or deferred jobs in a slot.';
+
+CREATE OR REPLACE FUNCTION @extschema@._deferred_status(p_now timestamptz)
+RETURNS SETOF @extschema@.ring_slot_status
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_bytes bigint;
+    v_last record;
+    v_blocker jsonb;
+BEGIN
+    FOR v_slot IN 0 .. @extschema@._slot_count('deferred') - 1 LOOP
+        v_bytes := @extschema@._slot_bytes('deferred', v_slot);
+        v_blocker := NULL;
+        IF v_bytes > 0 THEN
+            v_last := @extschema@._last_deferred(v_slot);
+            v_blocker := CASE
+                WHEN v_last.run_at IS NOT NULL
+                THEN jsonb_build_object('reason', 'deferred', 'queue', v_last.queue, 'run_at', v_last.run_at)
+                WHEN NOT @extschema@._slot_is_calm(v_slot, p_now) THEN '{"reason": "recent"}'
+                ELSE @extschema@._slot_holder('deferred', v_slot, p_now) END;
+        END IF;
+        RETURN NEXT ROW('deferred', v_slot, NULL, v_slot = @extschema@._deferred_slot(p_now, p_now),
+            CASE WHEN v_bytes > 0 THEN @extschema@._slot_rows('deferred', v_slot) ELSE 0 END, v_bytes, NULL,
+            v_blocker ->> 'reason', v_blocker - 'reason')::@extschema@.ring_slot_status;
+    END LOOP;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._deferred_status(timestamptz) IS
+    'Internal: slots of deferred jobs with what keeps them.';
 
 -- The longest transaction that has a slot locked. Its age is known to roles that may read the statistics of others.
 CREATE OR REPLACE FUNCTION @extschema@._slot_holder(p_ring text, p_slot integer, p_now timestamptz)
@@ -139,6 +170,7 @@ BEGIN
                 p_now - v_slot.rotated_at, v_blocker ->> 'reason', v_blocker - 'reason')::@extschema@.ring_slot_status;
         END LOOP;
     END LOOP;
+    RETURN QUERY SELECT d.* FROM @extschema@._deferred_status(p_now) d;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._ring_status(timestamptz) IS 'Internal: slots of both rings with what blocks them.';
+COMMENT ON FUNCTION @extschema@._ring_status(timestamptz) IS 'Internal: slots of all rings with what blocks them.';

@@ -5,8 +5,8 @@
 CREATE OR REPLACE FUNCTION @extschema@._tick_steps()
 RETURNS text[]
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN '{publish_queue,publish_claim,plan_queue,plan_claim,promote,rescue,expire,instances,hints,evacuate,'
-    'prune_attempts,prune_claim,prune_queue}'::text[];
+RETURN '{publish_queue,publish_claim,plan_queue,plan_claim,refill,promote,rescue,expire,instances,hints,evacuate,'
+    'prune_attempts,prune_claim,prune_queue,prune_deferred}'::text[];
 COMMENT ON FUNCTION @extschema@._tick_steps() IS
     'Internal: steps of tick, in order. Publish comes first: it needs a transaction that wrote nothing.';
 
@@ -24,6 +24,9 @@ BEGIN
     WHEN 'publish_claim' THEN outcome := @extschema@._publish_ring('claim');
     WHEN 'plan_queue' THEN outcome := @extschema@._plan_ring('queue', p_now);
     WHEN 'plan_claim' THEN outcome := @extschema@._plan_ring('claim', p_now);
+    WHEN 'refill' THEN
+        "rows" := @extschema@._refill_buckets(
+            coalesce(p_rows, @extschema@._setting('promote_rows')::integer), p_now);
     WHEN 'promote' THEN
         "rows" := @extschema@._promote_due(
             coalesce(p_rows, @extschema@._setting('promote_rows')::integer), p_now);
@@ -44,6 +47,8 @@ BEGIN
         SELECT p.outcome, p.detail INTO outcome, detail FROM @extschema@._prune_ring('claim', p_now) p;
     WHEN 'prune_queue' THEN
         SELECT p.outcome, p.detail INTO outcome, detail FROM @extschema@._prune_ring('queue', p_now) p;
+    WHEN 'prune_deferred' THEN
+        SELECT p.outcome, p.moved, p.detail INTO outcome, "rows", detail FROM @extschema@._prune_deferred(p_now) p;
     END CASE;
 END
 $function$;
@@ -89,10 +94,9 @@ BEGIN
                     v_report.detail := jsonb_build_object('sqlstate', SQLSTATE, 'message', SQLERRM);
                 END;
             END IF;
-            v_leaves_locked := v_leaves_locked
-                OR (v_step LIKE 'prune_%' AND v_report.outcome = 'pruned')
-                -- TRUNCATE is not MVCC: a dump that begins between copy and truncate must see one of them.
-                OR v_report.outcome = 'moved';
+            -- A step that answers locked or in_use has no lock left: what is in its way must not stop the next one.
+            -- TRUNCATE is not MVCC: a dump that begins between copy and truncate must see one of them.
+            v_leaves_locked := v_leaves_locked OR v_report.outcome IN ('pruned', 'moved');
             IF v_report.outcome = 'published' THEN
                 v_published := v_published || replace(v_step, 'publish', 'plan') || ' ';
             END IF;

@@ -1,6 +1,6 @@
 -- After a restore or a failover: rows and sequences may come from different moments. Ring cursors
 -- follow the ledger, other sequences are raised above what the tables show, and what belonged to the
--- old cluster (horizons, hints) is cleared.
+-- old cluster (horizons, hints, what refill remembers) is cleared.
 
 CREATE OR REPLACE FUNCTION @extschema@._raise_sequence(p_sequence regclass, p_seen bigint)
 RETURNS boolean
@@ -121,6 +121,7 @@ AS $function$
 DECLARE
     v_changed bigint := 0;
 BEGIN
+    PERFORM @extschema@._forget_refill();
     v_changed := v_changed + @extschema@._raise_sequence('@extschema@.lane_ids',
         (SELECT max(l.lane_id) FROM @extschema@.queue_lanes l))::integer;
     v_changed := v_changed + @extschema@._raise_sequence('@extschema@.claim_batch_ids',

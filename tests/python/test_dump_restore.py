@@ -75,6 +75,10 @@ def job_in_every_state(conn: psycopg.Connection) -> Kept:
     insert(conn, "paused")
     conn.execute("SELECT awa.pause_queue('paused')")
     insert(conn, run_at="2999-01-01Z", opts={"tags": ["late"]})
+    # A job in each leaf of the deferred ones; in which one it lies decides nothing.
+    for slot in range(17):
+        late = insert(conn, run_at="2999-01-01Z")
+        conn.execute("UPDATE awa.deferred_jobs SET slot = %s WHERE job_id = %s", [slot, late])
     waiting = insert(conn)
     conn.execute("SELECT awa.cancel_job(%s)", [waiting])
     result = insert(conn, "dead", opts={"keep_result": True})
@@ -163,10 +167,11 @@ def test_jobs_continue_after_dump_and_restore(
     filled = {name.rstrip("0123456789") for name, rows in before.items() if rows}
     families = {"ready_entries_", "done_entries_", "lease_claim_batches_", "lease_claim_closures_"}
     families |= {"ready_tombstones_", "ready_claim_attempt_batches_", "attempt_state"}
-    families |= {"receipt_completion_batches_", "deferred_jobs", "dlq_entries", "queue_meta"}
+    families |= {"receipt_completion_batches_", "deferred_jobs_", "dlq_entries", "queue_meta"}
     families |= {"queue_claim_heads", "queue_terminal_rollups", "setting_overrides"}
     families |= {"queue_ring_rotations", "claim_ring_rotations", "runtime_instances"}
     assert families <= filled
+    assert all(before[f"deferred_jobs_{slot}"] for slot in range(17))
     copy(source, empty_database, pg_bin, tmp_path)
     with empty_database.connect() as conn:
         after = contents(conn)

@@ -528,8 +528,8 @@ def test_g5_a_pinned_snapshot_meets_no_dead_tuple_on_the_hot_path(
 # ---- G7: maintenance is safe with any number of callers, killed anywhere
 
 STEPS = (
-    *("publish_queue", "publish_claim", "plan_queue", "plan_claim", "promote", "rescue"),
-    *("expire", "instances", "hints", "evacuate", "prune_claim", "prune_queue"),
+    *("publish_queue", "publish_claim", "plan_queue", "plan_claim", "refill", "promote", "rescue"),
+    *("expire", "instances", "hints", "evacuate", "prune_claim", "prune_queue", "prune_deferred"),
 )
 
 

@@ -26,6 +26,11 @@ DIRECTED = [
     ("prune does not recheck", "producer writes to a left slot"),
     ("prune does not recheck", "claim writes to a left slot"),
     ("cursor read in one snapshot", "prune moves the cursor that a claim reads"),
+    (
+        "prune of a bucket does not look again",
+        "job is deferred into a bucket that is pruned",
+    ),
+    ("prune of a bucket lets writers in", "job is deferred while prune holds its bucket"),
 ]
 DIRECTED_LONG = [
     ("horizon from an id of before", "claim has an older id than a producer"),
@@ -64,6 +69,8 @@ ONLY_DIRECTED = {
     "cancel does not look again",
     "hint from uncommitted rows",
     "prune does not recheck",
+    "prune of a bucket does not look again",
+    "prune of a bucket lets writers in",
 }
 
 

@@ -21,6 +21,7 @@ STEPS = (
     "publish_claim",
     "plan_queue",
     "plan_claim",
+    "refill",
     "rescue",
     "expire",
     "instances",
@@ -28,6 +29,7 @@ STEPS = (
     "evacuate",
     "prune_claim",
     "prune_queue",
+    "prune_deferred",
 )
 # These read all receipts, instances or lanes, and nothing waits for them by the second.
 RARE_STEPS = frozenset({"rescue", "expire", "instances", "hints"})

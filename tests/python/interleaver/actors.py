@@ -483,10 +483,12 @@ class Maintainer(Actor):
         "plan_claim": (),
         "publish_claim": ("publish",),
         "prune_claim": ("prune", "prune", "recheck"),
+        "refill": (),
         "promote": ("insert", "row"),
         "rescue": ("rescue", "rescue_lease"),
         "hints": ("newest",),
         "evacuate": ("evacuate", "newest", "lease", "lease"),
+        "prune_deferred": ("prune", "recheck"),
     }
     often = ("plan_queue", "publish_queue", "prune_queue", "prune_queue", "evacuate", "promote")
 

@@ -157,4 +157,25 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
     "claim ring forgets leases": (
         Edit("_finish_lease", "v_lease.owner IS DISTINCT FROM p_instance", "true"),
     ),
+    # ---- deferred jobs
+    "prune of a bucket does not look again": (
+        Edit(
+            "_prune_bucket",
+            "IF (@extschema@._last_deferred(p_slot)).run_at IS NOT NULL\n           OR NOT",
+            "IF NOT",
+        ),
+    ),
+    "prune of a bucket lets writers in": (
+        Edit("_prune_bucket", "'SHARE', 1", "'ACCESS SHARE', 1"),
+    ),
+    "move between buckets leaves the old row": (
+        Edit(
+            "_move_deferred",
+            "DELETE FROM @extschema@.deferred_jobs_%1$s d\n"
+            "            WHERE d.job_id IN (SELECT u.job_id FROM due u WHERE u.ahead <= $5)\n"
+            "            RETURNING d.*",
+            "SELECT d.* FROM @extschema@.deferred_jobs_%1$s d\n"
+            "            WHERE d.job_id IN (SELECT u.job_id FROM due u WHERE u.ahead <= $5)",
+        ),
+    ),
 }

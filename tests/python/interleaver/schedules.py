@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
+
+import psycopg
 
 from .actors import (
     READ_COMMITTED,
@@ -317,6 +320,55 @@ def finish_commits_while_rescue_of_a_lease_looks(world: World) -> None:
     world.drain()
 
 
+def job_is_deferred_into_a_bucket_that_is_pruned(world: World) -> None:
+    """A bucket is seen without jobs; one comes; then prune goes on."""
+    maintainer = Maintainer(world, "maintainer")
+    world.actors.append(maintainer)
+    first = world.insert_one(later=True)
+    world.claim_all()
+    world.query("SELECT setval('awa.job_ids', %s)", first + 16)  # the next id has the same bucket
+    start_prune(maintainer, "prune_deferred")
+    world.insert_one(later=True)
+    maintainer.resume()
+    maintainer.end(True)
+    world.drain()
+
+
+def job_is_deferred_while_prune_holds_its_bucket(world: World) -> None:
+    """A bucket is seen without jobs under the lock of prune; one comes: refused, not forgotten."""
+    maintainer = Maintainer(world, "maintainer")
+    world.actors.append(maintainer)
+    first = world.insert_one(later=True)
+    world.claim_all()
+    world.query("SELECT setval('awa.job_ids', %s)", first + 16)
+    maintainer.begin(READ_COMMITTED)
+    maintainer.tick(["prune_deferred"], ("recheck", 0))
+    must(maintainer.thread is not None, "prune waits at its pause point")
+    with suppress(psycopg.errors.LockNotAvailable):
+        world.insert_one(later=True)
+    maintainer.resume()
+    maintainer.end(True)
+    must(world.seen["prune_deferred pruned"] == 1, "the bucket is pruned")
+    world.drain()
+
+
+def cancel_meets_a_move_between_buckets(world: World) -> None:
+    """A deferred job has been found in the far leaf; it is moved; then it is cancelled there."""
+    world.query("SELECT setval('awa.job_ids', 32)")
+    job = world.insert_one(later=True)
+    must(job % 17 == 16, "the job is far")
+    canceller = Canceller(world, "canceller")
+    world.actors.append(canceller)
+    canceller.begin(READ_COMMITTED)
+    canceller.cancel(job, ("take", 0))
+    must(canceller.thread is not None, "the cancel waits at its pause point")
+    world.tick("refill")
+    canceller.resume()
+    canceller.end(True)
+    must(world.seen["cancel cancelled"] == 1, "the job is cancelled")
+    world.drain()
+
+
 SCHEDULES: dict[str, Callable[[World], None]] = {
     "producer writes to a left slot": producer_writes_to_a_left_slot,
     "claim writes to a left slot": claim_writes_to_a_left_slot,
@@ -337,6 +389,9 @@ SCHEDULES: dict[str, Callable[[World], None]] = {
     "cancel comes while evacuation moves": cancel_comes_while_evacuation_moves,
     "finish commits while cancel of a lease looks": finish_commits_while_cancel_of_a_lease_looks,
     "finish commits while rescue of a lease looks": finish_commits_while_rescue_of_a_lease_looks,
+    "job is deferred into a bucket that is pruned": job_is_deferred_into_a_bucket_that_is_pruned,
+    "job is deferred while prune holds its bucket": job_is_deferred_while_prune_holds_its_bucket,
+    "cancel meets a move between buckets": cancel_meets_a_move_between_buckets,
 }
 
 

@@ -83,6 +83,20 @@ TEST_BUILD = (
     Edit("_claim_ready", "'10s'", "'0'"),
     Edit("_rescuable", "p_deadline_at < p_now", "p_deadline_at IS NOT NULL"),
     Edit("_promote_due", "d.run_at <= p_now", "d.run_at < 'infinity'"),
+    # Deferred jobs: any leaf, all of them due, and each leaf ready to be emptied.
+    Edit("_defer", "@extschema@._deferred_slot(c.run_at, v_now)", "(c.id % 17)::smallint"),
+    Edit(
+        "_move_deferred",
+        "@extschema@._deferred_slot(g.run_at, $4)",
+        "((g.job_id + %1$s + 1) %% 16)::smallint",
+    ),
+    Edit("_refill_buckets", "v_second / 15 = v_last / 15", "false"),
+    Edit("_refill_buckets", ":= v_last > v_second", ":= true OR v_last > v_second"),
+    Edit("_refill_buckets", "p_now + interval '10 minutes'", "'infinity'"),
+    Edit("_move_stragglers", "@extschema@._deferred_slot(p_now, p_now)", "16"),
+    Edit("_move_stragglers", "p_now - interval '2 minutes'", "'infinity'"),
+    Edit("_slot_is_calm", "NOT BETWEEN -60 AND 60", "IS NOT NULL"),
+    Edit("_prune_deferred", ":= 262144", ":= 1"),
     Edit(
         "_move_attempt",
         "@extschema@._backoff_seconds(v_job.attempt, v_job.ext -> 'backoff', random())",

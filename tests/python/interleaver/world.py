@@ -355,6 +355,7 @@ class World:
         return str(outcome)
 
     def claim_all(self) -> None:
+        self.tick("refill")
         self.tick("promote")
         owner = "00000000-0000-0000-0000-000000000000"
         for queue in self.queues:
@@ -412,12 +413,13 @@ class World:
         state = self.query("SELECT ring, slot, blocked_by, detail::text FROM awa.ring_status()")
         raise Broken(f"slots reused in the drain: {used} of {wanted}: {state}")
 
-    def insert_one(self, queue: str = "one") -> int:
+    def insert_one(self, queue: str = "one", *, later: bool = False) -> int:
         """Insert and commit a job; return its id."""
         mark = self.new_mark()
-        sql = "SELECT job_id FROM awa.insert_job('k', %s, %s)"
-        [(job_id,)] = self.query(sql, json.dumps({"mark": mark}), queue)
-        self.ledger.insert(Job(job_id, mark, queue, 2, 25, position=job_id))
+        options = '{"delay_seconds": 0.001}' if later else "{}"
+        sql = "SELECT job_id FROM awa.insert_job('k', %s, %s, opts => %s)"
+        [(job_id,)] = self.query(sql, json.dumps({"mark": mark}), queue, options)
+        self.ledger.insert(Job(job_id, mark, queue, 2, 25, position=None if later else job_id))
         return int(job_id)
 
 

@@ -168,7 +168,10 @@ class Race:
                     last.session.write("failed", "drain", f"still at work: {left}")
                     return
                 # Backoff is tested elsewhere; here nobody waits for it.
-                conn.execute("UPDATE awa.deferred_jobs SET run_at = now() WHERE run_at > now()")
+                conn.execute(
+                    "UPDATE awa.deferred_jobs SET run_at = now(),"
+                    " slot = awa._deferred_slot(now(), now()) WHERE run_at > now()"
+                )
                 ticker.tick()
                 last.beat()
                 for queue in left:

@@ -5,8 +5,8 @@ SELECT * FROM no_plan();
 CREATE FUNCTION test.current(p_ring text) RETURNS text LANGUAGE sql AS $$ SELECT format('slot %s generation %s', r.slot, r.generation) FROM awa.ring_status() r WHERE r.ring = p_ring AND r.is_current $$;
 SELECT is(test.current(r), 'slot 0 generation 0', format('the %s ring starts in slot 0', r)) FROM unnest('{queue,claim}'::text[]) r;
 SELECT results_eq($$ SELECT r.ring, count(*), sum(r.row_count), sum(r.bytes), count(*) FILTER (WHERE r.is_current), count(*) FILTER (WHERE r.blocked_by <> 'current') FROM awa.ring_status() r GROUP BY 1 ORDER BY 1 $$,
-    $$ VALUES ('claim', 8::bigint, 0::numeric, 0::numeric, 1::bigint, 0::bigint), ('queue', 16, 0, 0, 1, 0) $$,
-        'ring_status shows every slot of both rings');
+    $$ VALUES ('claim', 8::bigint, 0::numeric, 0::numeric, 1::bigint, 0::bigint), ('deferred', 17, 0, 0, 1, 0), ('queue', 16, 0, 0, 1, 0) $$,
+        'ring_status shows every slot of all rings');
 
 SELECT is(test.step('plan_queue'), 'skipped_idle', 'an idle queue ring does not turn');
 SELECT is(test.step('plan_claim'), 'skipped_idle', 'nor an idle claim ring');
