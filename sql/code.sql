@@ -8,12 +8,15 @@
 \ir foundation/locks.sql
 \ir foundation/backoff.sql
 \ir foundation/validation.sql
+\ir foundation/blake3.sql
+\ir foundation/canonical_json.sql
 
 -- control: small coordination rows
 \ir control/ring_cursor.sql
 \ir control/queues.sql
 \ir control/doorbell.sql
 \ir control/lanes.sql
+\ir control/unique_keys.sql
 \ir control/instances.sql
 
 -- queue: append-only job bodies and terminal history
@@ -53,6 +56,7 @@
 
 -- api: the only functions and views that applications use
 \ir api/producer.sql
+\ir api/keys.sql
 \ir api/worker.sql
 \ir api/operator.sql
 \ir api/views.sql
