@@ -30,6 +30,7 @@
 \ir deferred/defer.sql
 \ir deferred/promote_due.sql
 \ir deferred/dead_letters.sql
+\ir deferred/unique_waiters.sql
 
 -- execution: attempts
 \ir execution/receipts.sql
@@ -42,6 +43,7 @@
 \ir execution/leases.sql
 \ir execution/cancel_job.sql
 \ir execution/job_info.sql
+\ir execution/unique_jobs.sql
 
 -- maintenance: bounded steps, each under its own try-lock
 \ir maintenance/ring_slots.sql
@@ -56,6 +58,7 @@
 
 -- api: the only functions and views that applications use
 \ir api/producer.sql
+\ir api/unique_jobs.sql
 \ir api/keys.sql
 \ir api/worker.sql
 \ir api/operator.sql

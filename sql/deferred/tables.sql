@@ -17,6 +17,8 @@ CREATE TABLE @extschema@.deferred_jobs (
     CONSTRAINT deferred_jobs_state_check CHECK (state IN ('scheduled', 'retryable'))
 ) WITH (autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0.02);
 CREATE INDEX deferred_jobs_due_idx ON @extschema@.deferred_jobs (run_at, job_id);
+CREATE INDEX deferred_jobs_waiting_idx ON @extschema@.deferred_jobs (run_at, job_id)
+    WHERE ext -> 'unique' ? 'waiting';
 COMMENT ON TABLE @extschema@.deferred_jobs IS 'Jobs due later: scheduled, snoozed, or waiting for a retry.';
 
 CREATE TABLE @extschema@.dlq_entries (
@@ -36,6 +38,9 @@ CREATE TABLE @extschema@.dlq_entries (
 CREATE INDEX dlq_entries_queue_idx ON @extschema@.dlq_entries (queue, dlq_at, job_id);
 CREATE INDEX dlq_entries_age_idx ON @extschema@.dlq_entries (dlq_at, job_id);
 COMMENT ON TABLE @extschema@.dlq_entries IS 'Dead letters: failed jobs on hold, to be retried or purged.';
+
+CREATE TYPE @extschema@._waiting_job AS (job_id bigint, unique_key jsonb);
+COMMENT ON TYPE @extschema@._waiting_job IS 'Internal: a deferred job that waits for its unique key.';
 
 SELECT @extschema@._mark_for_dump('@extschema@.deferred_jobs');
 SELECT @extschema@._mark_for_dump('@extschema@.dlq_entries');

@@ -200,6 +200,11 @@ def concurrency_digest(key: str, *, schema: str = DEFAULT_SCHEMA) -> Call[bytes]
     return _call(schema, "concurrency_digest", bytes, {"key": key})
 
 
+def cancel_by_unique_key(key: bytes, *, schema: str = DEFAULT_SCHEMA) -> Call[int]:
+    """Cancel the job that holds a key; its id, None when none waits or runs."""
+    return _call(schema, "cancel_by_unique_key", int, {"key": key})
+
+
 # Workers
 
 

@@ -23,6 +23,7 @@ STEPS = (
     "plan_claim",
     "rescue",
     "expire",
+    "unique_keys",
     "instances",
     "hints",
     "evacuate",
@@ -30,7 +31,7 @@ STEPS = (
     "prune_queue",
 )
 # These read all receipts, instances or lanes, and nothing waits for them by the second.
-RARE_STEPS = frozenset({"rescue", "expire", "instances", "hints"})
+RARE_STEPS = frozenset({"rescue", "expire", "unique_keys", "instances", "hints"})
 ROUNDS_PER_RARE_STEP = 2
 LAST_STEP_SECONDS = 2.0
 

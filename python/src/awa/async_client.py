@@ -157,6 +157,12 @@ class AsyncClient:
         """The digest of a concurrency key."""
         return await self._one(_calls.concurrency_digest(key, schema=self.schema), conn)
 
+    async def cancel_by_unique_key(
+        self, key: bytes, *, conn: AsyncConnection[Any] | None = None
+    ) -> int | None:
+        """Cancel the job that holds a key; its id, None when none waits or runs."""
+        return await self._one(_calls.cancel_by_unique_key(key, schema=self.schema), conn)
+
     # Workers
 
     async def register_instance(

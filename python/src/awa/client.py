@@ -156,6 +156,12 @@ class Client:
         """The digest of a concurrency key."""
         return self._one(_calls.concurrency_digest(key, schema=self.schema), conn)
 
+    def cancel_by_unique_key(
+        self, key: bytes, *, conn: Connection[Any] | None = None
+    ) -> int | None:
+        """Cancel the job that holds a key; its id, None when none waits or runs."""
+        return self._one(_calls.cancel_by_unique_key(key, schema=self.schema), conn)
+
     # Workers
 
     def register_instance(
