@@ -233,6 +233,21 @@ def test_claim_and_completion_do_not_touch_the_claims(conn: psycopg.Connection) 
     assert unique(conn, "one").state == "completed"
 
 
+# An attempt that outlived its slot ends in leases, away from its body.
+def test_a_moved_attempt_keeps_its_key(conn: psycopg.Connection) -> None:
+    mine = unique(conn, "one")
+    [attempt] = claim(conn)
+    moved = value(
+        conn,
+        "SELECT awa._lease_receipts(%s, %s, 10, clock_timestamp())",
+        *(attempt.claim_slot, attempt.batch_id),
+    )
+    assert moved == 1
+    assert unique(conn, "one") == Answer(mine.job_id, "running", True)
+    assert complete(conn, [attempt]) == ["done"]
+    assert unique(conn, "one") == Answer(mine.job_id, "completed", True)
+
+
 def turn_ring(conn: psycopg.Connection, times: int) -> None:
     """Turn the queue ring so many times by work and maintenance, retention respected."""
     for _ in range(16 * times):
