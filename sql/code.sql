@@ -8,12 +8,15 @@
 \ir foundation/locks.sql
 \ir foundation/backoff.sql
 \ir foundation/validation.sql
+\ir foundation/blake3.sql
+\ir foundation/canonical_json.sql
 
 -- control: small coordination rows
 \ir control/ring_cursor.sql
 \ir control/queues.sql
 \ir control/doorbell.sql
 \ir control/lanes.sql
+\ir control/unique_keys.sql
 \ir control/instances.sql
 
 -- queue: append-only job bodies and terminal history
@@ -28,6 +31,7 @@
 \ir deferred/promote_due.sql
 \ir deferred/refill_buckets.sql
 \ir deferred/dead_letters.sql
+\ir deferred/unique_waiters.sql
 
 -- execution: attempts
 \ir execution/receipts.sql
@@ -40,6 +44,7 @@
 \ir execution/leases.sql
 \ir execution/cancel_job.sql
 \ir execution/job_info.sql
+\ir execution/unique_jobs.sql
 
 -- maintenance: bounded steps, each under its own try-lock
 \ir maintenance/ring_slots.sql
@@ -55,6 +60,8 @@
 
 -- api: the only functions and views that applications use
 \ir api/producer.sql
+\ir api/unique_jobs.sql
+\ir api/keys.sql
 \ir api/worker.sql
 \ir api/operator.sql
 \ir api/views.sql

@@ -125,6 +125,7 @@ DECLARE
     v_now timestamptz := clock_timestamp();
     v_delay numeric;
     v_job @extschema@._job;
+    v_state @extschema@.job_state := 'available'::@extschema@.job_state;
 BEGIN
     PERFORM @extschema@._check_job_id(job_id);
     PERFORM @extschema@._check_options('opts', opts, '{queue,priority,delay_seconds}');
@@ -143,14 +144,19 @@ BEGIN
     IF v_delay > 0 OR NOT EXISTS (SELECT FROM @extschema@._append_ready(ARRAY[v_job], false)) THEN
         v_job.run_at := v_now + make_interval(secs => coalesce(v_delay, 0)::double precision);
         PERFORM @extschema@._defer(ARRAY[v_job], 'scheduled');
-        RETURN ROW(job_id, 'scheduled', false, NULL)::@extschema@.insert_result;
+        v_state := 'scheduled';
     END IF;
-    RETURN ROW(job_id, 'available', false, NULL)::@extschema@.insert_result;
+    IF v_job.ext ? 'unique' THEN
+        -- After the lane, as producers do.
+        PERFORM @extschema@._retake_key(v_job, v_state, v_now);
+    END IF;
+    RETURN ROW(job_id, v_state, false, NULL)::@extschema@.insert_result;
 END
 $function$;
 COMMENT ON FUNCTION @extschema@.retry_dlq(bigint, jsonb) IS
 'Runs a dead letter again: attempt 0, errors kept, run_lease kept, so that no attempt of its former life can end it.
-opts: queue, priority, delay_seconds. Errors: 42704 no such dead letter, 22023, 23514.';
+opts: queue, priority, delay_seconds. Errors: 42704 no such dead letter, 23505 another job holds its unique key (it
+stays), 22023, 23514.';
 
 CREATE OR REPLACE FUNCTION @extschema@.purge_dlq(job_id bigint)
 RETURNS boolean

@@ -23,6 +23,13 @@ BEGIN
     IF opts IS DISTINCT FROM '{}' OR max_attempts <> 25 THEN
         v_ext := @extschema@._job_ext(opts, max_attempts);
         v_run_at := @extschema@._delayed(run_at, opts, v_now);
+        IF coalesce(opts -> 'unique', 'null') <> 'null' THEN
+            RETURN (
+                SELECT ROW(i.job_id, i.state, i.duplicate, NULL)::@extschema@.insert_result
+                FROM @extschema@._insert_unique(ARRAY[@extschema@._new_job(
+                    kind, args, queue, priority, opts ->> 'ordering_key', v_run_at,
+                    @extschema@._with_unique(v_ext, opts, kind, queue, args, v_now))], v_now) i);
+        END IF;
     END IF;
     IF coalesce(v_run_at, v_now) <= v_now THEN
         v_job_id := @extschema@._append_ready_one(
@@ -101,6 +108,19 @@ BEGIN
     IF cardinality(args) = 0 THEN
         RETURN;
     END IF;
+    IF coalesce(opts -> 'unique', 'null') <> 'null' THEN
+        v_job := @extschema@._new_job(kind, '{}', queue, priority, opts ->> 'ordering_key', v_run_at, v_ext);
+        RETURN QUERY
+        SELECT i.job_id
+        FROM @extschema@._insert_unique(ARRAY(
+            SELECT ROW(NULL, j.queue, j.priority, j.shard, j.run_at, 0, 0, j.kind, j.args,
+                       @extschema@._with_unique(j.ext, opts, j.kind, j.queue, j.args, v_now))::@extschema@._job
+            FROM unnest(@extschema@._with_args(v_job, args)) WITH ORDINALITY
+                j (job_id, queue, priority, shard, run_at, attempt, run_lease, kind, args, ext, o)
+            ORDER BY j.o), v_now) i
+        ORDER BY i.ordinal;
+        RETURN;
+    END IF;
     IF coalesce(v_run_at, v_now) <= v_now THEN
         RETURN QUERY
         SELECT r.id
@@ -172,7 +192,7 @@ BEGIN
         FROM jsonb_array_elements(jobs) WITH ORDINALITY j (item, o)
         ORDER BY j.o);
     RETURN QUERY
-    SELECT i.job_id, i.state, false, NULL::text
+    SELECT i.job_id, i.state, i.duplicate, NULL::text
     FROM @extschema@._insert_parsed(v_jobs, v_now) i
     ORDER BY i.ordinal;
 END
@@ -208,7 +228,8 @@ BEGIN
     v_max_attempts := coalesce(@extschema@._option_integer(p_item, 'max_attempts', -2147483648, 2147483647), 25);
     v_run_at := @extschema@._parse_run_at(p_item -> 'run_at');
     PERFORM @extschema@._check_job(p_item ->> 'kind', v_args, v_queue, v_priority, v_max_attempts, v_run_at);
-    v_ext := @extschema@._job_ext(v_opts, v_max_attempts);
+    v_ext := @extschema@._with_unique(@extschema@._job_ext(v_opts, v_max_attempts), v_opts,
+        p_item ->> 'kind', v_queue, v_args, p_now);
     v_run_at := @extschema@._delayed(v_run_at, v_opts, p_now);
     RETURN @extschema@._new_job(
         p_item ->> 'kind', v_args, v_queue, v_priority, v_opts ->> 'ordering_key', v_run_at, v_ext);
@@ -245,7 +266,7 @@ COMMENT ON FUNCTION @extschema@._parse_run_at(jsonb) IS 'Internal: an ISO 8601 t
 
 -- New jobs of any lanes: what is due goes to the ring; the rest, and what has no lane yet, is deferred.
 CREATE OR REPLACE FUNCTION @extschema@._insert_parsed(p_jobs @extschema@._job[], p_now timestamptz)
-RETURNS TABLE (ordinal bigint, job_id bigint, state @extschema@.job_state)
+RETURNS TABLE (ordinal bigint, job_id bigint, state @extschema@.job_state, duplicate boolean)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$
@@ -259,11 +280,16 @@ DECLARE
     v_ids bigint[];
     v_later bigint[];
 BEGIN
+    IF EXISTS (SELECT FROM unnest(p_jobs) j WHERE j.ext ? 'unique') THEN
+        RETURN QUERY SELECT i.* FROM @extschema@._insert_unique(p_jobs, p_now) i;
+        RETURN;
+    END IF;
     IF cardinality(v_due) > 0 THEN
         SELECT array_agg(v_due[a.ordinal]), array_agg(a.job_id) INTO v_appended, v_ids
         FROM @extschema@._append_ready(
             ARRAY(SELECT @extschema@._due_at(p_jobs[o], p_now) FROM unnest(v_due) o), false) a;
-        RETURN QUERY SELECT u.o, u.id, 'available'::@extschema@.job_state FROM unnest(v_appended, v_ids) u (o, id);
+        RETURN QUERY
+        SELECT u.o, u.id, 'available'::@extschema@.job_state, false FROM unnest(v_appended, v_ids) u (o, id);
     END IF;
     v_later := ARRAY(
         SELECT o FROM generate_subscripts(p_jobs, 1) o
@@ -272,7 +298,7 @@ BEGIN
         ORDER BY 1);
     IF cardinality(v_later) > 0 THEN
         RETURN QUERY
-        SELECT v_later[d.ordinal], d.job_id, 'scheduled'::@extschema@.job_state
+        SELECT v_later[d.ordinal], d.job_id, 'scheduled'::@extschema@.job_state, false
         FROM @extschema@._defer(
             ARRAY(SELECT @extschema@._born_at(p_jobs[o], p_now) FROM unnest(v_later) o), 'scheduled') d;
     END IF;

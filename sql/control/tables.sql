@@ -1,4 +1,5 @@
--- Coordination rows: queues, lanes, ring ledgers, instances. Narrow and cold: nothing here is written per job.
+-- Coordination rows: queues, lanes, ring ledgers, instances, unique keys. Narrow and cold: nothing here is written per
+-- job, but for jobs that have a unique key.
 -- Written by this plane. Ring ledgers only grow (a row per rotation); the rest is bounded by queues and workers.
 -- Invariants: a lane id is never reused; the newest ledger row is at most one generation ahead of the ring's sequence.
 
@@ -75,9 +76,25 @@ CREATE TABLE @extschema@.runtime_instances (
 COMMENT ON TABLE @extschema@.runtime_instances IS
     'Worker processes: last two heartbeats and the positions they hold (NULL: all they ever claimed).';
 
+CREATE TABLE @extschema@.job_unique_claims (
+    key            bytea NOT NULL,
+    job_id         bigint NOT NULL,
+    taken_at       timestamptz NOT NULL,
+    period_ends_at timestamptz,
+    expires_at     timestamptz,
+    ended          @extschema@.job_state,
+    states         smallint NOT NULL,
+    CONSTRAINT job_unique_claims_pkey PRIMARY KEY (key),
+    CONSTRAINT job_unique_claims_ended_check CHECK ((ended IS NULL) = (expires_at IS NULL))
+) WITH (autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0.02);
+CREATE INDEX job_unique_claims_expiry_idx ON @extschema@.job_unique_claims (expires_at) WHERE expires_at IS NOT NULL;
+COMMENT ON TABLE @extschema@.job_unique_claims IS
+    'The job of each unique key. It holds the key while its state is in states (bit 0: the first of job_state); '
+    'once it is known to have ended there, until expires_at.';
+
 SELECT @extschema@._mark_for_dump(x.relation::regclass)
 FROM unnest(ARRAY['queue_meta', 'lane_ids', 'job_ids', 'queue_lanes', 'queue_ring', 'claim_ring',
-                  'queue_ring_rotations', 'claim_ring_rotations', 'runtime_instances']) t (name),
+                  'queue_ring_rotations', 'claim_ring_rotations', 'runtime_instances', 'job_unique_claims']) t (name),
      LATERAL (SELECT '@extschema@.' || t.name) x (relation);
 
 DO $do$

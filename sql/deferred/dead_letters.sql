@@ -10,7 +10,8 @@ AS $function$
         (job_id, dlq_at, run_lease, priority, shard, attempt, queue, kind, reason, args, ext)
     VALUES (p_job.job_id, p_now, p_job.run_lease, p_job.priority, p_job.shard, p_job.attempt, p_job.queue,
             p_job.kind, p_reason, p_job.args,
-            coalesce(p_job.ext, '{}') || jsonb_build_object('run_at', p_job.run_at))
+            coalesce(p_job.ext, '{}') || jsonb_build_object('run_at', p_job.run_at));
+    SELECT @extschema@._end_key(p_job, 'failed', 'dlq_retention_seconds', p_now) WHERE p_job.ext ? 'unique'
 $function$;
 COMMENT ON FUNCTION @extschema@._dead_letter(@extschema@._job, text, timestamptz) IS
     'Internal: puts a failed job on hold.';
@@ -38,9 +39,16 @@ RETURNS boolean
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$
+DECLARE
+    v_unique jsonb;
+    v_purged boolean;
 BEGIN
-    DELETE FROM @extschema@.dlq_entries d WHERE d.job_id = p_job_id;
-    RETURN FOUND;
+    DELETE FROM @extschema@.dlq_entries d WHERE d.job_id = p_job_id RETURNING d.ext -> 'unique' INTO v_unique;
+    v_purged := FOUND;
+    IF v_unique IS NOT NULL THEN
+        PERFORM @extschema@._drop_key(p_job_id, v_unique);
+    END IF;
+    RETURN v_purged;
 END
 $function$;
 COMMENT ON FUNCTION @extschema@._purge_dead_letter(bigint) IS 'Internal: deletes one dead letter for good.';

@@ -28,7 +28,8 @@ BEGIN
         INSERT INTO @extschema@.deferred_jobs
             (job_id, run_at, run_lease, state, priority, shard, attempt, slot, queue, kind, args, ext)
         SELECT c.id, c.run_at, c.run_lease, p_state, c.priority, c.shard, c.attempt,
-               @extschema@._deferred_slot(c.run_at, v_now), c.queue, c.kind, c.args, c.ext
+               @extschema@._deferred_slot(c.run_at, v_now), c.queue, c.kind, c.args,
+               @extschema@._deferred_ext(c.ext, p_state)
         FROM chosen c)
     SELECT c.o, c.id FROM chosen c;
 END

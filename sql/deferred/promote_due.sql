@@ -29,6 +29,7 @@ BEGIN
                                           ELSE octet_length(d.args::text) END AS bytes
             FROM @extschema@.deferred_jobs d
             WHERE d.slot < 16 AND d.run_at <= p_now AND d.queue <> ALL (v_held)
+                  AND NOT coalesce(d.ext -> 'unique' ? 'waiting', false)
             ORDER BY d.run_at, d.job_id
             LIMIT p_limit - v_moved
             FOR UPDATE SKIP LOCKED

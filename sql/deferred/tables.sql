@@ -22,7 +22,8 @@ COMMENT ON TABLE @extschema@.deferred_jobs IS
     'Jobs due later: scheduled, snoozed, or waiting for a retry. Slots 0 to 15 are minutes, 16 is all beyond them.';
 SELECT @extschema@._create_leaves('deferred', 'deferred_jobs', jsonb_build_object(
     'job_id_key', 'UNIQUE INDEX %s ON %s (job_id)',
-    'due_idx', 'INDEX %s ON %s (run_at, job_id)'));
+    'due_idx', 'INDEX %s ON %s (run_at, job_id)',
+    'waiting_idx', 'INDEX %s ON %s (run_at, job_id) WHERE ext -> ''unique'' ? ''waiting'''));
 -- Jobs stay there for long, so vacuum has work there.
 ALTER TABLE @extschema@.deferred_jobs_16 SET (
     autovacuum_enabled = on, toast.autovacuum_enabled = on,
@@ -66,5 +67,8 @@ CREATE TABLE @extschema@.dlq_entries (
 CREATE INDEX dlq_entries_queue_idx ON @extschema@.dlq_entries (queue, dlq_at, job_id);
 CREATE INDEX dlq_entries_age_idx ON @extschema@.dlq_entries (dlq_at, job_id);
 COMMENT ON TABLE @extschema@.dlq_entries IS 'Dead letters: failed jobs on hold, to be retried or purged.';
+
+CREATE TYPE @extschema@._waiting_job AS (job_id bigint, unique_key jsonb);
+COMMENT ON TYPE @extschema@._waiting_job IS 'Internal: a deferred job that waits for its unique key.';
 
 SELECT @extschema@._mark_for_dump('@extschema@.dlq_entries');

@@ -62,7 +62,8 @@ BEGIN
         v_job.ext := v_job.ext || jsonb_build_object('releases', v_releases);
         v_job.run_at := p_now + make_interval(secs => least(power(2, least(v_releases, 7) - 1), 60));
         PERFORM @extschema@._defer(ARRAY[v_job], 'scheduled');
-    ELSIF NOT EXISTS (SELECT FROM @extschema@._append_ready(ARRAY[v_job], true)) THEN
+    ELSIF v_job.ext -> 'unique' ? 'waiting'
+          OR NOT EXISTS (SELECT FROM @extschema@._append_ready(ARRAY[v_job], true)) THEN
         v_job.run_at := p_now;
         PERFORM @extschema@._defer(ARRAY[v_job], 'scheduled');
     END IF;
@@ -83,10 +84,22 @@ AS $function$
 DECLARE
     v_job @extschema@._job := p_job;
     v_outcome @extschema@.attempt_outcome;
+    v_kept @extschema@._kept_job;
+    v_holder bigint;
 BEGIN
+    IF p_job.ext ? 'unique' THEN
+        v_kept := @extschema@._keep_key(p_job, p_outcome, p_reason, p_now);
+        v_job := v_kept.job;
+        v_holder := v_kept.lost_to;
+    END IF;
     IF p_error IS NOT NULL AND p_outcome IN ('retried', 'rescued', 'failed', 'cancelled') THEN
         v_job.ext := v_job.ext || jsonb_build_object(
             'errors', @extschema@._append_error(v_job.ext -> 'errors', p_error, v_job.attempt, p_now));
+    END IF;
+    IF v_holder IS NOT NULL THEN
+        PERFORM @extschema@._append_done(v_job, 'cancelled', p_ready_slot, p_position, p_attempted_at, p_now,
+            @extschema@._lost_key_reason(v_holder), NULL);
+        RETURN CASE p_outcome WHEN 'rescued' THEN p_outcome ELSE 'cancelled' END;
     END IF;
     CASE p_outcome
     WHEN 'completed' THEN

@@ -1,5 +1,5 @@
 -- Lock keys. They start from the schema's own name, so that tenants do not meet; the derivation never changes between
--- versions, because old and new clients must meet. Waiting is only ever for, in this order: fifo,
+-- versions, because old and new clients must meet. Waiting is only ever for, in this order: fifo, unique key,
 -- mutation, position, batch. All others are taken by try, but for verify(), which is for a database without workers,
 -- and for instance, where a worker waits for itself alone.
 

@@ -69,8 +69,17 @@ CREATE TYPE @extschema@.error_code AS (sqlstate text, name text, description tex
 COMMENT ON TYPE @extschema@.error_code IS 'A SQLSTATE that the public functions raise.';
 
 -- A job on its way between places. ext holds what is not default: max_attempts, created_at, tags, metadata, trace,
--- backoff, deadline_seconds, keep_result, errors, progress, releases.
+-- backoff, deadline_seconds, keep_result, errors, progress, releases, unique.
 CREATE TYPE @extschema@._job AS (
     job_id bigint, queue text, priority integer, shard integer, run_at timestamptz, attempt integer, run_lease bigint,
     kind text, args jsonb, ext jsonb);
 COMMENT ON TYPE @extschema@._job IS 'Internal: a job between two places.';
+
+CREATE TYPE @extschema@._kept_job AS (job @extschema@._job, lost_to bigint);
+COMMENT ON TYPE @extschema@._kept_job IS
+    'Internal: a job with a unique key after its attempt, and the job that it lost its key to.';
+
+CREATE TYPE @extschema@._keyed_job AS (
+    ordinal bigint, job @extschema@._job, wanted jsonb, state @extschema@.job_state, holder bigint);
+COMMENT ON TYPE @extschema@._keyed_job IS
+    'Internal: a new job with the unique key it wants, the state it will have, or the job that holds the key.';

@@ -284,7 +284,8 @@ END
 $function$;
 COMMENT ON FUNCTION @extschema@._check_backoff(jsonb) IS 'Internal: a retry policy that a job may carry (22023).';
 
--- What a job's options become in ext; NULL when all is default. Delay, routing and run time are not part of it.
+-- What a job's options become in ext; NULL when all is default. Delay, routing, run time and unique key are not part of
+-- it.
 CREATE OR REPLACE FUNCTION @extschema@._job_ext(p_opts jsonb, p_max_attempts integer)
 RETURNS jsonb
 LANGUAGE plpgsql STABLE PARALLEL SAFE
@@ -297,8 +298,8 @@ BEGIN
         RETURN CASE WHEN p_max_attempts <> 25 THEN jsonb_build_object('max_attempts', p_max_attempts) END;
     END IF;
     PERFORM @extschema@._check_options('opts', p_opts,
-        '{tags,metadata,ordering_key,delay_seconds,deadline_seconds,keep_result,backoff,trace}',
-        '{unique,backpressure,after,on_parent_failure,concurrency_key}');
+        '{tags,metadata,ordering_key,delay_seconds,deadline_seconds,keep_result,backoff,trace,unique}',
+        '{backpressure,after,on_parent_failure,concurrency_key}');
     v_ext := jsonb_strip_nulls(jsonb_build_object(
         'max_attempts', nullif(p_max_attempts, 25),
         'deadline_seconds', @extschema@._option_number(p_opts, 'deadline_seconds', 0.001, 31536000),

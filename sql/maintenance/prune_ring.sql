@@ -159,6 +159,28 @@ $function$;
 COMMENT ON FUNCTION @extschema@._lock_slot(text, integer, text, integer) IS
     'Internal: locks all leaves of a slot, or none, without queueing.';
 
+CREATE OR REPLACE FUNCTION @extschema@._end_keys_of_slot(p_slot integer, p_now timestamptz)
+RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_keys bytea[];
+    v_job_ids bigint[];
+    v_ended_at timestamptz[];
+BEGIN
+    IF NOT EXISTS (SELECT FROM @extschema@.job_unique_claims) THEN
+        RETURN;
+    END IF;
+    SELECT array_agg(decode(j.unique_key, 'hex')), array_agg(j.job_id), array_agg(j.finalized_at)
+    INTO v_keys, v_job_ids, v_ended_at
+    FROM @extschema@._completed_unique_jobs(p_slot) j;
+    PERFORM @extschema@._end_completed_keys(v_keys, v_job_ids, v_ended_at, p_now);
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._end_keys_of_slot(integer, timestamptz) IS
+    'Internal: settles the unique keys of jobs whose completion is about to be forgotten.';
+
 CREATE OR REPLACE FUNCTION @extschema@._prune_slot(p_ring text, p_slot integer, p_now timestamptz)
 RETURNS text
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
@@ -181,6 +203,7 @@ BEGIN
         IF p_ring = 'queue' THEN
             PERFORM @extschema@._fold_terminal_counts(p_slot, p_now);
             PERFORM @extschema@._keep_failed(p_slot, p_now);
+            PERFORM @extschema@._end_keys_of_slot(p_slot, p_now);
             PERFORM @extschema@._checkpoint_claim_heads(p_slot);
         END IF;
         IF NOT @extschema@._lock_slot(p_ring, p_slot, 'ACCESS EXCLUSIVE', 10) THEN

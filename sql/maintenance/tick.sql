@@ -5,8 +5,8 @@
 CREATE OR REPLACE FUNCTION @extschema@._tick_steps()
 RETURNS text[]
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN '{publish_queue,publish_claim,plan_queue,plan_claim,refill,promote,rescue,expire,instances,hints,evacuate,'
-    'prune_attempts,prune_claim,prune_queue,prune_deferred}'::text[];
+RETURN '{publish_queue,publish_claim,plan_queue,plan_claim,refill,promote,rescue,expire,unique_keys,instances,hints,'
+    'evacuate,prune_attempts,prune_claim,prune_queue,prune_deferred}'::text[];
 COMMENT ON FUNCTION @extschema@._tick_steps() IS
     'Internal: steps of tick, in order. Publish comes first: it needs a transaction that wrote nothing.';
 
@@ -28,8 +28,9 @@ BEGIN
         "rows" := @extschema@._refill_buckets(
             coalesce(p_rows, @extschema@._setting('promote_rows')::integer), p_now);
     WHEN 'promote' THEN
-        "rows" := @extschema@._promote_due(
-            coalesce(p_rows, @extschema@._setting('promote_rows')::integer), p_now);
+        p_rows := coalesce(p_rows, @extschema@._setting('promote_rows')::integer);
+        "rows" := @extschema@._promote_waiting(@extschema@._waiting_for_keys(p_rows, p_now), p_now)
+            + @extschema@._promote_due(p_rows, p_now);
     WHEN 'rescue' THEN
         "rows" := @extschema@._rescue_attempts(
             coalesce(p_rows, @extschema@._setting('rescue_rows')::integer), p_now);
@@ -37,6 +38,7 @@ BEGIN
         "rows" := @extschema@._expire_dead_letters(coalesce(p_rows, 1000), p_now)
             + @extschema@._expire_failed(coalesce(p_rows, 1000), p_now)
             + @extschema@._expire_leases(coalesce(p_rows, 1000), p_now);
+    WHEN 'unique_keys' THEN "rows" := @extschema@._sweep_keys(coalesce(p_rows, 1000), p_now);
     WHEN 'instances' THEN "rows" := @extschema@._forget_instances(p_now);
     WHEN 'hints' THEN "rows" := @extschema@._audit_hints();
     WHEN 'evacuate' THEN

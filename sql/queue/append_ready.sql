@@ -152,6 +152,47 @@ $function$;
 COMMENT ON FUNCTION @extschema@._append_ready(@extschema@._job[], boolean) IS
     'Internal: appends jobs to their lanes; those whose lane cannot be had are left out.';
 
+-- Positions for jobs of one lane, ahead of the jobs: the transaction has its id and has read the ring.
+CREATE OR REPLACE FUNCTION @extschema@._reserve_positions(
+    p_queue text, p_priority integer, p_shard integer, p_count bigint)
+RETURNS bigint[]
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_lane @extschema@.queue_lanes := @extschema@._find_lane(p_queue, p_priority, p_shard);
+BEGIN
+    IF v_lane.lane_id IS NULL THEN
+        v_lane := @extschema@._create_lane(p_queue, p_priority, p_shard, false);
+    END IF;
+    IF v_lane.lane_id IS NULL THEN
+        RETURN NULL;
+    ELSIF (@extschema@._queue_options(p_queue)).strict_fifo THEN
+        PERFORM pg_advisory_xact_lock(@extschema@._lock_key('fifo', v_lane.lane_id));
+    END IF;
+    RETURN ARRAY(SELECT nextval(v_lane.position_seq) FROM generate_series(1, p_count));
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._reserve_positions(text, integer, integer, bigint) IS
+    'Internal: takes positions of a lane; NULL where it cannot be had without waiting.';
+
+CREATE OR REPLACE FUNCTION @extschema@._append_at_positions(p_slot integer, p_jobs @extschema@._job[])
+RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+BEGIN
+    INSERT INTO @extschema@.ready_entries ("position", run_at, slot, kind, args, ext)
+    SELECT j.job_id, j.run_at, p_slot, j.kind, j.args, j.ext
+    FROM unnest(p_jobs) WITH ORDINALITY
+        j (job_id, queue, priority, shard, run_at, attempt, run_lease, kind, args, ext, o)
+    ORDER BY j.o;
+    PERFORM @extschema@._ring_doorbell(q.queue) FROM (SELECT DISTINCT j.queue FROM unnest(p_jobs) j) q;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._append_at_positions(integer, @extschema@._job[]) IS
+    'Internal: appends new jobs at positions taken before, which are their ids.';
+
 -- Waiting rows of one slot go to another under their positions; the old ones are dead from then on.
 CREATE OR REPLACE FUNCTION @extschema@._move_ready(
     p_positions bigint[], p_from integer, p_to integer)

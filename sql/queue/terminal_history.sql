@@ -71,6 +71,28 @@ $function$;
 COMMENT ON FUNCTION @extschema@._terminal_counts(text) IS
     'Internal: exact terminal jobs of a queue, pruned ones included.';
 
+-- Part of prune. A body at a time by its position: the slot may be large, and most of its jobs have no unique key.
+CREATE OR REPLACE FUNCTION @extschema@._completed_unique_jobs(p_slot integer)
+RETURNS TABLE (job_id bigint, unique_key text, finalized_at timestamptz)
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
+SET jit = off
+AS $function$
+BEGIN
+    RETURN QUERY EXECUTE format($query$
+        SELECT coalesce(r.job_id, r."position"), r.ext -> 'unique' ->> 'key', b.finalized_at
+        FROM @extschema@.receipt_completion_batches_%1$s b, unnest(b.positions) s (s), @extschema@.ready_entries_%1$s r
+        WHERE r."position" >= lower(s.s) AND r."position" < upper(s.s) AND r.ext ? 'unique'
+        $query$, p_slot);
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._completed_unique_jobs(integer) IS
+    'Internal: jobs with a unique key that completed in a slot.';
+
 -- Time of the newest terminal row of a slot: what retention counts from.
 CREATE OR REPLACE FUNCTION @extschema@._newest_terminal_at(p_slot integer)
 RETURNS timestamptz

@@ -8,7 +8,8 @@ AS $function$
     SELECT c.capability, 'function', f
     FROM (VALUES
         ('producer',
-            '{insert_job,insert_jobs,insert_many,ordering_shard,version,schema_version,error_codes}'::text[]),
+            '{insert_job,insert_jobs,insert_many,ordering_shard,unique_key,concurrency_digest,'
+            'cancel_by_unique_key,version,schema_version,error_codes}'::text[]),
         ('worker',
             '{register_instance,heartbeat,claim_ready_runtime,claim_status,complete_jobs,finish_jobs,complete_job,'
             'attempt_status,set_progress,tick,version,schema_version,error_codes}'::text[]),

@@ -18,7 +18,7 @@ import pytest
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 import awa
-from awa import _calls
+from awa import _calls, keys
 from awa.errors import BY_SQLSTATE, is_transient
 from conftest import Database
 
@@ -64,13 +64,21 @@ PYTHON_TYPES = {
     "integer": {"int"},
     "text": {"str"},
     "boolean": {"bool"},
+    "bytea": {"bytes"},
     "uuid": {"UUID"},
     "timestamp with time zone": {"datetime"},
     "jsonb": {"Json", "Options", "Sequence[Mapping[str, Json]]"},
     "jsonb[]": {"Sequence[Json]"},
     "bigint[]": {"Sequence[int]"},
 }
-SCALARS = {"bigint": int, "integer": int, "text": str, "boolean": bool, "void": type(None)}
+SCALARS = {
+    "bigint": int,
+    "integer": int,
+    "text": str,
+    "boolean": bool,
+    "bytea": bytes,
+    "void": type(None),
+}
 
 
 @pytest.mark.parametrize("name", sorted(CALLS.keys() - VIEWS))
@@ -377,6 +385,8 @@ def test_operator_calls_answer_with_their_types(client: awa.Client) -> None:
     assert client.resume_queue("q") is True
     assert client.claim_status("q", arm=True).reason in {"idle", "in_flight"}
     assert 0 <= client.ordering_shard("key", 4) < 4
+    assert client.unique_key("k", None, None, 7) == keys.unique_key("k", period_bucket=7)
+    assert client.concurrency_digest("key") == keys.concurrency_digest("key")
     assert any(s.name == "staleness_seconds" for s in client.settings())
     client.set_setting("staleness_seconds", "60")
     assert any((s.name, s.value) == ("staleness_seconds", "60") for s in client.settings())

@@ -529,7 +529,8 @@ def test_g5_a_pinned_snapshot_meets_no_dead_tuple_on_the_hot_path(
 
 STEPS = (
     *("publish_queue", "publish_claim", "plan_queue", "plan_claim", "refill", "promote", "rescue"),
-    *("expire", "instances", "hints", "evacuate", "prune_claim", "prune_queue", "prune_deferred"),
+    *("expire", "unique_keys", "instances", "hints", "evacuate", "prune_attempts", "prune_claim"),
+    *("prune_queue", "prune_deferred"),
 )
 
 
@@ -869,7 +870,8 @@ BAD_INSERTS: dict[str, tuple[dict[str, object], str, str]] = {
     "args large": ({"args": Jsonb("x" * 1_048_577)}, "23514", "args"),
     "args deep": ({"args": "[" * 300 + "]" * 300}, "23514", "args"),
     "opts unknown": ({"opts": {"colour": 1}}, "22023", "colour"),
-    "opts later": ({"opts": {"unique": {}}}, "JQ007", "unique"),
+    "opts later": ({"opts": {"backpressure": "off"}}, "JQ007", "backpressure"),
+    "opts unique": ({"opts": {"unique": {"states": []}}}, "22023", "states"),
     "opts tags": ({"opts": {"tags": ["a"] * 21}}, "23514", "tags"),
     "opts delay": ({"opts": {"delay_seconds": -1}}, "22023", "delay_seconds"),
     "opts backoff": ({"opts": {"backoff": {"factor": 0}}}, "22023", "factor"),

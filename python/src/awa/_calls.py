@@ -176,6 +176,35 @@ def ordering_shard(key: str, shards: int, *, schema: str = DEFAULT_SCHEMA) -> Ca
     return _call(schema, "ordering_shard", int, {"key": key, "shards": shards})
 
 
+def unique_key(
+    kind: str,
+    queue: str | None,
+    args: Json,
+    period_bucket: int | None,
+    *,
+    schema: str = DEFAULT_SCHEMA,
+) -> Call[bytes]:
+    """The key of a unique job; what is None is left out of it."""
+    arguments = "%(kind)s, %(queue)s, %(args)s::jsonb, %(period_bucket)s"
+    params = {
+        "kind": kind,
+        "queue": queue,
+        "args": _json(args, "args"),
+        "period_bucket": period_bucket,
+    }
+    return Call(f"SELECT * FROM {quote_schema(schema)}.unique_key({arguments})", params, bytes)
+
+
+def concurrency_digest(key: str, *, schema: str = DEFAULT_SCHEMA) -> Call[bytes]:
+    """The digest of a concurrency key."""
+    return _call(schema, "concurrency_digest", bytes, {"key": key})
+
+
+def cancel_by_unique_key(key: bytes, *, schema: str = DEFAULT_SCHEMA) -> Call[int]:
+    """Cancel the job that holds a key; its id, None when none waits or runs."""
+    return _call(schema, "cancel_by_unique_key", int, {"key": key})
+
+
 # Workers
 
 

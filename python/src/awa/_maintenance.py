@@ -24,6 +24,7 @@ STEPS = (
     "refill",
     "rescue",
     "expire",
+    "unique_keys",
     "instances",
     "hints",
     "evacuate",
@@ -32,7 +33,7 @@ STEPS = (
     "prune_deferred",
 )
 # These read all receipts, instances or lanes, and nothing waits for them by the second.
-RARE_STEPS = frozenset({"rescue", "expire", "instances", "hints"})
+RARE_STEPS = frozenset({"rescue", "expire", "unique_keys", "instances", "hints"})
 ROUNDS_PER_RARE_STEP = 2
 LAST_STEP_SECONDS = 2.0
 

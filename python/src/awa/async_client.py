@@ -138,6 +138,31 @@ class AsyncClient:
         """The shard that an ordering key maps to."""
         return await self._one(_calls.ordering_shard(key, shards, schema=self.schema), conn)
 
+    async def unique_key(
+        self,
+        kind: str,
+        queue: str | None,
+        args: Json,
+        period_bucket: int | None,
+        *,
+        conn: AsyncConnection[Any] | None = None,
+    ) -> bytes:
+        """The key of a unique job; what is None is left out of it."""
+        call = _calls.unique_key(kind, queue, args, period_bucket, schema=self.schema)
+        return await self._one(call, conn)
+
+    async def concurrency_digest(
+        self, key: str, *, conn: AsyncConnection[Any] | None = None
+    ) -> bytes:
+        """The digest of a concurrency key."""
+        return await self._one(_calls.concurrency_digest(key, schema=self.schema), conn)
+
+    async def cancel_by_unique_key(
+        self, key: bytes, *, conn: AsyncConnection[Any] | None = None
+    ) -> int | None:
+        """Cancel the job that holds a key; its id, None when none waits or runs."""
+        return await self._one(_calls.cancel_by_unique_key(key, schema=self.schema), conn)
+
     # Workers
 
     async def register_instance(

@@ -139,6 +139,29 @@ class Client:
         """The shard that an ordering key maps to."""
         return self._one(_calls.ordering_shard(key, shards, schema=self.schema), conn)
 
+    def unique_key(
+        self,
+        kind: str,
+        queue: str | None,
+        args: Json,
+        period_bucket: int | None,
+        *,
+        conn: Connection[Any] | None = None,
+    ) -> bytes:
+        """The key of a unique job; what is None is left out of it."""
+        call = _calls.unique_key(kind, queue, args, period_bucket, schema=self.schema)
+        return self._one(call, conn)
+
+    def concurrency_digest(self, key: str, *, conn: Connection[Any] | None = None) -> bytes:
+        """The digest of a concurrency key."""
+        return self._one(_calls.concurrency_digest(key, schema=self.schema), conn)
+
+    def cancel_by_unique_key(
+        self, key: bytes, *, conn: Connection[Any] | None = None
+    ) -> int | None:
+        """Cancel the job that holds a key; its id, None when none waits or runs."""
+        return self._one(_calls.cancel_by_unique_key(key, schema=self.schema), conn)
+
     # Workers
 
     def register_instance(

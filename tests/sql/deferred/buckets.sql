@@ -113,14 +113,17 @@ SELECT is(test.promote_at(:'due', 1990), 1990::bigint, 'where many are overdue')
 SELECT is(test.prune_at(:'due'::timestamptz + interval '10 min'), 'nothing', 'promotion will come to them, and nothing moves');
 SELECT is(test.promote_at(:'due'::timestamptz + interval '10 min'), 1010::bigint, 'as it does');
 
--- The far leaf.
-CALL test.fill('2990-01-01Z', 2000);
-SELECT is(test.refill_at('2990-01-01Z'), 2000::bigint, 'the far leaf has given all away');
-SELECT is(test.prune_at('2990-01-01 00:00:59Z'), format('pruned slot %s', :slot), 'another slot goes first');
-SELECT is(test.prune_at('2990-01-01 00:00:59Z'), 'nothing', 'the far leaf is kept for a minute');
-CALL test.fill('2991-01-01Z', 1);
-SELECT is(test.prune_at('2990-01-01 00:01:01Z'), 'nothing', 'with a job it stays');
-SELECT is(test.refill_at('2991-01-01Z'), 1::bigint, 'without one');
-SELECT is(test.prune_at('2991-01-01 00:01:01Z'), 'pruned slot 16', 'it is emptied too');
+-- The far leaf. The minute that its jobs are due in belongs to another slot than the one emptied last.
+SELECT t AS far, t + interval '1 year' AS further
+FROM generate_series(timestamptz '2990-01-01Z', '2990-01-01 00:01Z', '1 min') t
+WHERE test.bucket(t) <> :slot ORDER BY t LIMIT 1 \gset
+CALL test.fill(:'far', 2000);
+SELECT is(test.refill_at(:'far'), 2000::bigint, 'the far leaf has given all away');
+SELECT is(test.prune_at(:'far'::timestamptz + interval '59 s'), format('pruned slot %s', :slot), 'another slot goes first');
+SELECT is(test.prune_at(:'far'::timestamptz + interval '59 s'), 'nothing', 'the far leaf is kept for a minute');
+CALL test.fill(:'further', 1);
+SELECT is(test.prune_at(:'far'::timestamptz + interval '61 s'), 'nothing', 'with a job it stays');
+SELECT is(test.refill_at(:'further'), 1::bigint, 'without one');
+SELECT is(test.prune_at(:'further'::timestamptz + interval '61 s'), 'pruned slot 16', 'it is emptied too');
 
 SELECT * FROM finish();

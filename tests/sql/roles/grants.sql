@@ -39,7 +39,7 @@ SELECT results_eq($$ SELECT has_schema_privilege('awa_test_' || r, 'awa', 'USAGE
 
 -- The lists of the contract.
 SELECT set_eq($$ SELECT c.object_name FROM awa._capabilities() c WHERE c.capability = 'producer' $$,
-    $$ SELECT unnest('{insert_job,insert_jobs,insert_many,ordering_shard,version,schema_version,error_codes}'::text[]) $$,
+    $$ SELECT unnest('{insert_job,insert_jobs,insert_many,ordering_shard,unique_key,concurrency_digest,cancel_by_unique_key,version,schema_version,error_codes}'::text[]) $$,
         'a producer enqueues');
 SELECT is_empty($$ SELECT c.object_name FROM awa._capabilities() c WHERE c.capability = 'reader' AND (c.object_name ~ '^(insert|claim|finish|complete|cancel|pause|resume|retry|purge|declare|set_|verify|tick|heartbeat|register)') $$,
     'a reader changes nothing');
@@ -63,6 +63,9 @@ INSERT INTO test.calls VALUES
     ('producer', 'SELECT awa.insert_job(''k'', queue => ''q'')'), ('producer',
         'SELECT awa.insert_jobs(''[{"kind": "k", "queue": "q"}]'')'),
     ('producer', 'SELECT awa.insert_many(''k'', ''{1,2}'', ''q'')'), ('producer', 'SELECT awa.ordering_shard(''k'', 4)'),
+    ('producer', 'SELECT awa.unique_key(''k'', NULL, NULL, NULL)'), ('producer', 'SELECT awa.concurrency_digest(''k'')'),
+    ('producer', 'SELECT awa.insert_job(''k'', queue => ''q'', opts => ''{"unique": {"on_conflict": "replace"}}'')'),
+    ('producer', 'SELECT awa.cancel_by_unique_key(awa.unique_key(''k'', NULL, ''{}'', NULL))'),
     ('worker', 'SELECT awa.register_instance(''00000000-0000-4000-8000-000000000001'')'), ('worker',
         'SELECT awa.heartbeat(''00000000-0000-4000-8000-000000000001'')'),
     ('worker', 'SELECT awa.claim_ready_runtime(''q'', 1, ''00000000-0000-4000-8000-000000000001'')'), ('worker',

@@ -1,0 +1,64 @@
+-- Deferred jobs with a unique key: those that wait for it, and new arguments.
+
+CREATE OR REPLACE FUNCTION @extschema@._waiting_for_keys(p_limit integer, p_now timestamptz)
+RETURNS @extschema@._waiting_job[]
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+AS $function$
+BEGIN
+    RETURN ARRAY(
+        SELECT ROW(d.job_id, d.ext -> 'unique')::@extschema@._waiting_job
+        FROM @extschema@.deferred_jobs d
+        WHERE d.run_at <= p_now AND d.ext -> 'unique' ? 'waiting'
+        ORDER BY d.run_at, d.job_id
+        LIMIT p_limit
+        FOR UPDATE SKIP LOCKED);
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._waiting_for_keys(integer, timestamptz) IS
+    'Internal: due jobs that need their unique key first, locked.';
+
+-- Both in one step: until it is available, the key of such a job is not safe.
+CREATE OR REPLACE FUNCTION @extschema@._promote_with_keys(p_ids bigint[], p_now timestamptz)
+RETURNS bigint
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+AS $function$
+DECLARE
+    v_slots integer[];
+    v_ids bigint[];
+    v_moved bigint;
+BEGIN
+    WITH ready AS (
+        UPDATE @extschema@.deferred_jobs d SET ext = d.ext #- '{unique,waiting}' WHERE d.job_id = ANY (p_ids)
+        RETURNING d.slot, d.job_id)
+    SELECT array_agg(r.slot::integer), array_agg(r.job_id) INTO v_slots, v_ids FROM ready r;
+    IF v_ids IS NULL THEN
+        RETURN 0;
+    END IF;
+    v_moved := @extschema@._promote(v_slots, v_ids, p_now);
+    -- Those of a strict_fifo lane that a producer holds stay.
+    UPDATE @extschema@.deferred_jobs d SET ext = jsonb_set(d.ext, '{unique,waiting}', 'true')
+    WHERE d.job_id = ANY (p_ids);
+    RETURN v_moved;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._promote_with_keys(bigint[], timestamptz) IS
+    'Internal: promotes deferred jobs that have just taken their keys.';
+
+CREATE OR REPLACE FUNCTION @extschema@._replace_deferred_args(p_job_id bigint, p_args jsonb)
+RETURNS boolean
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+BEGIN
+    UPDATE @extschema@.deferred_jobs d SET args = p_args WHERE d.job_id = p_job_id;
+    RETURN FOUND;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._replace_deferred_args(bigint, jsonb) IS
+    'Internal: new arguments for a deferred job; false when it is not there.';

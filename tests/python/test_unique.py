@@ -1,0 +1,352 @@
+"""Unique jobs among many sessions: races end in one job, and nobody waits who need not."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from threading import Barrier
+from time import monotonic
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import IsolationLevel
+from psycopg.types.json import Jsonb
+
+from conftest import Database
+from engine import (
+    WAIT_SECONDS,
+    claim,
+    claim_all,
+    complete,
+    finish,
+    insert,
+    insert_many,
+    rotate,
+    set_settings,
+    tick,
+    value,
+    wait_until_blocked,
+)
+
+SESSIONS = 50
+NARROW = ["scheduled", "available", "retryable"]  # a running job does not hold its key
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What an insert said."""
+
+    job_id: int
+    state: str
+    duplicate: bool
+
+
+def unique(conn: psycopg.Connection, name: str, queue: str = "default", **parts: object) -> Answer:
+    """Insert a job whose key is made of its name, unless the option says otherwise."""
+    row = conn.execute(
+        "SELECT job_id, state::text, duplicate FROM"
+        " awa.insert_job('k', to_jsonb(%s::text), %s, opts => %s)",
+        [name, queue, Jsonb({"unique": parts})],
+    ).fetchone()
+    assert row
+    return Answer(*row)
+
+
+def state(conn: psycopg.Connection, job_id: int) -> str:
+    return str(value(conn, "SELECT (awa.job(%s)).state", job_id))
+
+
+def make_due(conn: psycopg.Connection) -> None:
+    conn.execute("UPDATE awa.deferred_jobs SET run_at = clock_timestamp()")
+
+
+# Broken by a look for the key without the index that decides, by an answer that does not wait for
+# the first one's commit, and by a takeover that does not ask whether the claim is still the same.
+@pytest.mark.parametrize("rolling_back", [0, SESSIONS // 3])
+@pytest.mark.parametrize("takeover", [False, True])
+def test_fifty_sessions_insert_one_job_and_all_are_told_which(
+    database: Database, conn: psycopg.Connection, rolling_back: int, takeover: bool
+) -> None:
+    start = Barrier(SESSIONS)
+    if takeover:
+        unique(conn, "one", states=NARROW)
+        assert len(claim(conn)) == 1
+
+    def session(number: int) -> Answer | None:
+        with database.connect(autocommit=False) as mine:
+            mine.execute("SELECT 1")
+            mine.rollback()
+            start.wait()
+            answer = unique(mine, "one", states=NARROW)
+            if number < rolling_back:
+                mine.rollback()
+                return None
+            mine.commit()
+            return answer
+
+    with ThreadPoolExecutor(SESSIONS) as pool:
+        answers = [a for a in pool.map(session, range(SESSIONS)) if a is not None]
+    assert len(answers) == SESSIONS - rolling_back
+    assert Counter(a.duplicate for a in answers)[False] == 1
+    [job_id] = {a.job_id for a in answers}
+    tick(conn, "promote")  # it was deferred if its lane was being made by another session
+    assert [attempt.job_id for attempt in claim_all(conn)] == [job_id]
+
+
+def test_the_second_insert_waits_for_the_first_ones_end(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    for ends_by in ("commit", "rollback"):
+        with database.connect(autocommit=False) as first, ThreadPoolExecutor(1) as pool:
+            mine = unique(first, ends_by)
+            with database.connect() as second:
+                waiting = pool.submit(unique, second, ends_by)
+                assert wait_until_blocked(conn, second) == [first.info.backend_pid]
+                getattr(first, ends_by)()
+                answer = waiting.result(WAIT_SECONDS)
+        assert answer.duplicate == (ends_by == "commit")
+        assert (answer.job_id == mine.job_id) == (ends_by == "commit")
+
+
+def test_a_lock_timeout_is_a_clean_error(database: Database, conn: psycopg.Connection) -> None:
+    conn.execute("SET lock_timeout = '50ms'")
+    with database.connect(autocommit=False) as first:
+        unique(first, "one")
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            unique(conn, "one")
+        first.rollback()
+    assert not unique(conn, "one").duplicate
+
+
+def test_a_snapshot_that_cannot_see_the_holder_is_refused(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    with database.connect(autocommit=False) as old:
+        old.isolation_level = IsolationLevel.REPEATABLE_READ
+        old.execute("SELECT 1")
+        mine = unique(conn, "one")
+        with pytest.raises(psycopg.errors.SerializationFailure):
+            unique(old, "one")
+        old.rollback()
+        assert unique(old, "one") == Answer(mine.job_id, "available", True)
+
+
+# Broken by ON CONFLICT DO UPDATE, which locks the claim of a duplicate, without a look before it.
+def test_an_idle_producer_of_a_duplicate_stops_nobody(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    conn.execute("SET lock_timeout = '1s'")
+    mine = unique(conn, "one")
+    [attempt] = claim(conn)
+    with database.connect(autocommit=False) as idle:
+        assert unique(idle, "one").duplicate
+        assert finish(conn, [attempt.item("fail")]) == ["done"]
+        assert not unique(conn, "one").duplicate
+        assert state(conn, mine.job_id) == "failed"
+
+
+# Broken by taking the key in rescue or retry with a plain insert.
+@pytest.mark.parametrize("ends_by", ["commit", "rollback"])
+def test_a_retry_does_not_wait_for_a_producer_of_its_key(
+    database: Database, conn: psycopg.Connection, ends_by: str
+) -> None:
+    conn.execute("SET statement_timeout = '5s'")
+    mine = unique(conn, "one", states=NARROW)
+    [attempt] = claim(conn)
+    with database.connect(autocommit=False) as producer:
+        newer = unique(producer, "one", states=NARROW)
+        assert not newer.duplicate
+        assert finish(conn, [attempt.item("retry", delay_seconds=0)]) == ["done"]
+        others = [insert(conn, opts={"delay_seconds": 0.001}) for _ in range(30)]
+        make_due(conn)
+        assert tick(conn, "promote") == {"promote": "done"}
+        assert {state(conn, job_id) for job_id in others} == {"available"}
+        assert state(conn, mine.job_id) == "retryable"
+        getattr(producer, ends_by)()
+    assert tick(conn, "promote") == {"promote": "done"}
+    if ends_by == "commit":
+        assert state(conn, mine.job_id) == "cancelled"
+        reason = value(conn, "SELECT (awa.job(%s)).reason", mine.job_id)
+        assert reason == f"unique key held by job {newer.job_id}"
+    else:
+        assert state(conn, mine.job_id) == "available"
+        assert unique(conn, "one", states=NARROW).job_id == mine.job_id
+
+
+# Case b06. Broken by taking keys in the order of the call.
+def test_batches_that_share_keys_do_not_deadlock(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    sessions, rounds, size, keys = 6, 12, 60, 80
+
+    def session(seed: int) -> int:
+        chance = random.Random(seed)
+        inserted = 0
+        with database.connect() as mine:
+            for _ in range(rounds):
+                jobs = [
+                    {
+                        "kind": "k",
+                        "args": chance.randrange(keys),
+                        "queue": f"q{chance.randrange(5)}",
+                        "priority": chance.randint(1, 4),
+                        "opts": {"unique": {}},
+                    }
+                    for _ in range(size)
+                ]
+                rows = mine.execute(
+                    "SELECT job_id, duplicate FROM awa.insert_jobs(%s)", [Jsonb(jobs)]
+                ).fetchall()
+                assert len(rows) == size
+                by_args = {
+                    (job["args"], job_id) for job, (job_id, _) in zip(jobs, rows, strict=True)
+                }
+                assert len(by_args) == len({args for args, _ in by_args})
+                inserted += sum(not duplicate for _, duplicate in rows)
+                # Ended jobs free their keys, so that there are takeovers too.
+                for queue in range(5):
+                    items = [a.item("fail") for a in claim(mine, f"q{queue}", 5)]
+                    assert set(finish(mine, items)) <= {"done"}
+        return inserted
+
+    with ThreadPoolExecutor(sessions) as pool:
+        inserted = sum(pool.map(session, range(sessions)))
+    tick(conn, "promote")  # jobs whose lane was being made by another session
+    assert inserted == sum(len(claim_all(conn, f"q{queue}")) for queue in range(5)) + value(
+        conn, "SELECT sum(c.failed) FROM generate_series(0, 4) q, awa.queue_counts('q' || q) c"
+    )
+    assert value(conn, "SELECT count(*) FROM awa.job_unique_claims") <= keys
+
+
+def test_claim_and_completion_do_not_touch_the_claims(conn: psycopg.Connection) -> None:
+    insert_many(conn, 5)
+    unique(conn, "one")
+    version = "SELECT array_agg(c.xmin::text || c.ctid::text) FROM awa.job_unique_claims c"
+    before = value(conn, version)
+    attempts = claim_all(conn)
+    assert set(complete(conn, attempts)) == {"done"}
+    assert value(conn, version) == before
+    assert unique(conn, "one").state == "completed"
+
+
+# An attempt that outlived its slot ends in leases, away from its body.
+def test_a_moved_attempt_keeps_its_key(conn: psycopg.Connection) -> None:
+    mine = unique(conn, "one")
+    [attempt] = claim(conn)
+    moved = value(
+        conn,
+        "SELECT awa._lease_receipts(%s, %s, 10, clock_timestamp())",
+        *(attempt.claim_slot, attempt.batch_id),
+    )
+    assert moved == 1
+    assert unique(conn, "one") == Answer(mine.job_id, "running", True)
+    assert complete(conn, [attempt]) == ["done"]
+    assert unique(conn, "one") == Answer(mine.job_id, "completed", True)
+
+
+def turn_ring(conn: psycopg.Connection, times: int) -> None:
+    """Turn the queue ring so many times by work and maintenance, retention respected."""
+    for _ in range(16 * times):
+        insert_many(conn, 20, "filler")
+        complete(conn, claim_all(conn, "filler"))
+        for step in ("evacuate", "prune_queue"):
+            assert tick(conn, step)[step] != "failed"
+        rotate(conn)
+
+
+# Broken by a prune that forgets the claims, and by a claim that ends with its job's history.
+def test_a_key_outlives_the_history_of_its_job_until_its_period_ends(
+    conn: psycopg.Connection,
+) -> None:
+    set_settings(conn, terminal_retention_seconds=1)
+    # A period that does not end while the test runs.
+    left = value(conn, "SELECT 3600 - mod(extract(epoch FROM clock_timestamp()), 3600)")
+    period = 3600 if left > 120 else 3601
+    long = unique(conn, "long", period_seconds=period)
+    short = unique(conn, "short", key="ab" * 16, period_seconds=2)
+    plain = unique(conn, "plain")
+    waiting = unique(conn, "waiting", queue="paused", period_seconds=period)
+    complete(conn, claim_all(conn))
+    turn_ring(conn, 2)
+    for job in (long, short, plain):
+        assert state(conn, job.job_id) == "pruned"
+    # Prune has settled them; the sweep need not look for them one by one.
+    unsettled = conn.execute("SELECT job_id FROM awa.job_unique_claims WHERE ended IS NULL")
+    assert unsettled.fetchall() == [(waiting.job_id,)]
+    assert unique(conn, "long", period_seconds=period) == Answer(long.job_id, "completed", True)
+    assert unique(conn, "waiting", period_seconds=period).state == "available"
+    assert unique(conn, "waiting", period_seconds=period).job_id == waiting.job_id
+    assert not unique(conn, "plain").duplicate
+    end = monotonic() + WAIT_SECONDS
+    while unique(conn, "short", key="ab" * 16, period_seconds=2).duplicate:
+        assert monotonic() < end
+    assert not unique(conn, "long", period_seconds=period + 7).duplicate
+
+
+# A claim that prune had to leave, because somebody had it locked, is judged by its missing job.
+def test_a_claim_whose_job_vanished_belongs_to_a_completed_one(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    set_settings(conn, terminal_retention_seconds=1)
+    ids = [unique(conn, "kept", period_seconds=36000).job_id, unique(conn, "free").job_id]
+    complete(conn, claim_all(conn))
+    with database.connect(autocommit=False) as other:
+        other.execute("SELECT FROM awa.job_unique_claims FOR UPDATE")
+        turn_ring(conn, 1)
+        other.rollback()
+    assert [state(conn, job_id) for job_id in ids] == ["pruned", "pruned"]
+    assert value(conn, "SELECT count(*) FROM awa.job_unique_claims WHERE ended IS NULL") == 2
+    assert unique(conn, "kept", period_seconds=36000) == Answer(ids[0], "completed", True)
+    assert not unique(conn, "free").duplicate
+
+
+@pytest.mark.parametrize("ends_by", ["commit", "rollback"])
+def test_a_replaced_job_is_not_claimed_until_its_replacement_commits(
+    database: Database, conn: psycopg.Connection, ends_by: str
+) -> None:
+    policy: dict[str, Any] = {"by": [], "on_conflict": "replace"}
+    mine = unique(conn, "old", **policy)
+    behind = insert(conn)
+    with database.connect(autocommit=False) as producer:
+        assert unique(producer, "new", **policy).job_id == mine.job_id
+        assert [a.job_id for a in claim(conn)] == [behind]
+        getattr(producer, ends_by)()
+    rows = conn.execute(
+        "SELECT job_id, args FROM awa.claim_ready_runtime('default', 10, gen_random_uuid())"
+    ).fetchall()
+    assert rows == [(mine.job_id, "new" if ends_by == "commit" else "old")]
+
+
+def test_a_claim_and_a_replacement_of_one_job_do_not_both_happen(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    policy: dict[str, Any] = {"by": [], "on_conflict": "replace"}
+    mine = unique(conn, "old", **policy)
+    with database.connect(autocommit=False) as worker, ThreadPoolExecutor(1) as pool:
+        [attempt] = claim(worker)
+        with database.connect() as producer:
+            waiting = pool.submit(unique, producer, "new", **policy)
+            wait_until_blocked(conn, producer)
+            worker.commit()
+            assert waiting.result(WAIT_SECONDS) == Answer(mine.job_id, "running", True)
+    assert complete(conn, [attempt]) == ["done"]
+    assert claim_all(conn) == []
+
+
+def test_many_unique_jobs_in_one_call(conn: psycopg.Connection) -> None:
+    def insert_range(first: int, last: int) -> Sequence[Any]:
+        return conn.execute(
+            "SELECT awa.insert_many('k', ARRAY(SELECT to_jsonb(g / 2)"
+            " FROM generate_series(%s::integer, %s) g), opts => '{\"unique\": {}}')",
+            [first, last],
+        ).fetchall()
+
+    first = insert_range(0, 3999)
+    assert len(set(first)) == 2000
+    again = insert_range(3000, 4999)
+    assert again[:1000] == first[3000:]
+    assert len(claim_all(conn, limit=1000)) == 2500
