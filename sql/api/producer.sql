@@ -27,8 +27,8 @@ BEGIN
             RETURN (
                 SELECT ROW(i.job_id, i.state, i.duplicate, NULL)::@extschema@.insert_result
                 FROM @extschema@._insert_unique(ARRAY[@extschema@._new_job(
-                    kind, args, queue, priority, opts ->> 'ordering_key', v_run_at,
-                    @extschema@._with_unique(v_ext, opts, kind, queue, args, v_now))], v_now) i);
+                    v_kind, args, v_queue, priority, opts ->> 'ordering_key', v_run_at,
+                    @extschema@._with_unique(v_ext, opts, v_kind, v_queue, args, v_now))], v_now) i);
         END IF;
     END IF;
     IF coalesce(v_run_at, v_now) <= v_now THEN
@@ -109,7 +109,7 @@ BEGIN
         RETURN;
     END IF;
     IF coalesce(opts -> 'unique', 'null') <> 'null' THEN
-        v_job := @extschema@._new_job(kind, '{}', queue, priority, opts ->> 'ordering_key', v_run_at, v_ext);
+        v_job := @extschema@._new_job(v_kind, '{}', v_queue, priority, opts ->> 'ordering_key', v_run_at, v_ext);
         RETURN QUERY
         SELECT i.job_id
         FROM @extschema@._insert_unique(ARRAY(
