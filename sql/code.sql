@@ -45,6 +45,8 @@
 \ir execution/cancel_job.sql
 \ir execution/job_info.sql
 \ir execution/unique_jobs.sql
+\ir execution/change_job.sql
+\ir execution/drain_queue.sql
 
 -- maintenance: bounded steps, each under its own try-lock
 \ir maintenance/ring_slots.sql

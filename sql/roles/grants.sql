@@ -14,8 +14,9 @@ AS $function$
             '{register_instance,heartbeat,claim_ready_runtime,claim_status,complete_jobs,finish_jobs,complete_job,'
             'attempt_status,set_progress,tick,version,schema_version,error_codes}'::text[]),
         ('operator',
-            '{declare_queue,pause_queue,resume_queue,cancel_job,job,retry_dlq,purge_dlq,queue_counts,queue_depths,'
-            'ring_status,set_setting,verify,tick,version,schema_version,error_codes}'::text[]),
+            '{declare_queue,pause_queue,resume_queue,drain_queue,cancel_job,retry_job,update_job,job,retry_dlq,'
+            'purge_dlq,queue_counts,queue_depths,ring_status,set_setting,verify,tick,version,schema_version,'
+            'error_codes}'::text[]),
         ('reader',
             '{job,queue_counts,queue_depths,ring_status,version,schema_version,error_codes}'::text[])
         ) c (capability, functions),

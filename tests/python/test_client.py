@@ -107,6 +107,18 @@ def test_a_call_has_the_names_and_types_of_its_function(
     assert list(row_type.__dataclass_fields__) == [column for (column,) in columns]
 
 
+def test_jobs_are_retried_changed_and_drained(client: awa.Client) -> None:
+    job_id = client.insert_job("k").job_id
+    client.cancel_job(job_id)
+    assert client.retry_job(job_id, opts={"priority": 3}).state == "available"
+    assert client.update_job(job_id, {"priority": 1, "metadata": {"by": "hand"}}) == "available"
+    info = client.job(job_id)
+    assert (info.priority, info.metadata) == (1, {"by": "hand"})
+    with pytest.raises(awa.WrongState):
+        client.retry_job(job_id)
+    assert [client.drain_queue("default"), client.drain_queue("default")] == [1, 0]
+
+
 # In the contract, and written in SQL for other languages or for operators at a psql prompt.
 SQL_ONLY = {"set_owner", "grant_producer", "grant_worker", "grant_operator", "grant_reader"}
 

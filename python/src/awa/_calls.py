@@ -403,6 +403,29 @@ def cancel_job(
     return _call(schema, "cancel_job", str, {"job_id": job_id, "reason": reason})
 
 
+def drain_queue(
+    queue: str, *, opts: Options | None = None, schema: str = DEFAULT_SCHEMA
+) -> Call[int]:
+    """Cancel waiting jobs of a queue; how many, 0 when none is left."""
+    return _call(schema, "drain_queue", int, {"queue": queue, "opts": _json(opts, "opts")})
+
+
+def retry_job(
+    job_id: int, *, opts: Options | None = None, schema: str = DEFAULT_SCHEMA
+) -> Call[models.InsertResult]:
+    """Make a job that failed, was cancelled or waits run now."""
+    return _call(
+        schema, "retry_job", models.InsertResult, {"job_id": job_id, "opts": _json(opts, "opts")}
+    )
+
+
+def update_job(job_id: int, changes: Options, *, schema: str = DEFAULT_SCHEMA) -> Call[str]:
+    """Change a job that waits; its state afterwards."""
+    return _call(
+        schema, "update_job", str, {"job_id": job_id, "changes": _json(changes, "changes")}
+    )
+
+
 def retry_dlq(
     job_id: int, *, opts: Options | None = None, schema: str = DEFAULT_SCHEMA
 ) -> Call[models.InsertResult]:

@@ -317,6 +317,32 @@ class AsyncClient:
         """Cancel a job in whatever state it is; the answer says what it was."""
         return await self._one(_calls.cancel_job(job_id, reason=reason, schema=self.schema), conn)
 
+    async def drain_queue(
+        self,
+        queue: str,
+        *,
+        opts: Options | None = None,
+        conn: AsyncConnection[Any] | None = None,
+    ) -> int:
+        """Cancel waiting jobs of a queue, a portion a call; 0 when none is left."""
+        return await self._one(_calls.drain_queue(queue, opts=opts, schema=self.schema), conn)
+
+    async def retry_job(
+        self,
+        job_id: int,
+        *,
+        opts: Options | None = None,
+        conn: AsyncConnection[Any] | None = None,
+    ) -> models.InsertResult:
+        """Make a job that failed, was cancelled or waits run now."""
+        return await self._one(_calls.retry_job(job_id, opts=opts, schema=self.schema), conn)
+
+    async def update_job(
+        self, job_id: int, changes: Options, *, conn: AsyncConnection[Any] | None = None
+    ) -> str:
+        """Change a job that waits; its state afterwards."""
+        return await self._one(_calls.update_job(job_id, changes, schema=self.schema), conn)
+
     async def retry_dlq(
         self,
         job_id: int,

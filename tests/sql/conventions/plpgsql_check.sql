@@ -8,6 +8,8 @@ SELECT EXISTS (SELECT FROM pg_extension e WHERE e.extname = 'plpgsql_check') AS 
 CREATE TEMP TABLE accepted (name text, pattern text, reason text);
 INSERT INTO accepted VALUES
     ('_cancel_job', 'control reached end of function%', 'ends by _refuse'),
+    ('_retry_job', 'control reached end of function%', 'ends by _refuse'),
+    ('_update_job', 'control reached end of function%', 'ends by _refuse'),
     ('_parse_job', 'control reached end of function%', 'ends by _refuse'),
     ('_parse_run_at', 'control reached end of function%', 'ends by _refuse'),
     ('_find_done', 'cannot determinate a result of dynamic SQL', 'a row type whose columns are checked at install'),
