@@ -17,6 +17,7 @@
 \ir control/doorbell.sql
 \ir control/lanes.sql
 \ir control/unique_keys.sql
+\ir control/sql_handlers.sql
 \ir control/instances.sql
 
 -- queue: append-only job bodies and terminal history
@@ -47,6 +48,7 @@
 \ir execution/unique_jobs.sql
 \ir execution/change_job.sql
 \ir execution/drain_queue.sql
+\ir execution/explain_job.sql
 
 -- maintenance: bounded steps, each under its own try-lock
 \ir maintenance/ring_slots.sql
@@ -65,6 +67,7 @@
 \ir api/unique_jobs.sql
 \ir api/keys.sql
 \ir api/worker.sql
+\ir api/sql_worker.sql
 \ir api/operator.sql
 \ir api/views.sql
 \ir roles/grants.sql

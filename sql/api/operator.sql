@@ -134,6 +134,22 @@ COMMENT ON FUNCTION @extschema@.job(bigint) IS
 (pruned, purged or rolled back); pruned_at is then the time of the newest prune. Errors: 42704 for an id that was never
 given out, 40001 while its insert may still commit, 22023, 25001.';
 
+CREATE OR REPLACE FUNCTION @extschema@.explain_job(job_id bigint)
+RETURNS @extschema@.job_explanation
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $function$
+BEGIN
+    PERFORM @extschema@._check_job_id(job_id);
+    PERFORM @extschema@._require_read_committed();
+    RETURN @extschema@._explain_job(job_id, clock_timestamp());
+END
+$function$;
+COMMENT ON FUNCTION @extschema@.explain_job(bigint) IS
+'Why a job is where it is, in one sentence for people and as facts for programs: paused, behind others, not due, unknown
+to every live worker, running where, ended how. Errors: 42704 for an id that was never given out, 40001 while its insert
+may still commit, 22023, 25001.';
+
 CREATE OR REPLACE FUNCTION @extschema@.retry_dlq(job_id bigint, opts jsonb DEFAULT '{}')
 RETURNS @extschema@.insert_result
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER

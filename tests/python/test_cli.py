@@ -347,6 +347,8 @@ def test_a_job_is_changed_and_retried(database: Database) -> None:
     shown = awa(database.dsn, "jobs", "show", job_id, "--json").json
     assert (shown["priority"], shown["args"]) == (1, {"page": 2})
     assert awa(database.dsn, "jobs", "retry", job_id).code == 1
+    explained = awa(database.dsn, "jobs", "explain", job_id)
+    assert explained.out.startswith(f"Job {job_id} is available, but no live worker")
     awa(database.dsn, "jobs", "cancel", job_id)
     assert awa(database.dsn, "jobs", "retry", job_id, "-q", "slow").out == f"{job_id}  available\n"
     assert awa(database.dsn, "jobs", "show", job_id, "--json").json["queue"] == "slow"

@@ -70,6 +70,7 @@ PYTHON_TYPES = {
     "jsonb": {"Json", "Options", "Sequence[Mapping[str, Json]]"},
     "jsonb[]": {"Sequence[Json]"},
     "bigint[]": {"Sequence[int]"},
+    "regprocedure": {"str"},
 }
 SCALARS = {
     "bigint": int,
@@ -117,6 +118,25 @@ def test_jobs_are_retried_changed_and_drained(client: awa.Client) -> None:
     with pytest.raises(awa.WrongState):
         client.retry_job(job_id)
     assert [client.drain_queue("default"), client.drain_queue("default")] == [1, 0]
+
+
+def test_a_job_runs_in_the_database_and_is_explained(
+    client: awa.Client, conn: psycopg.Connection
+) -> None:
+    conn.execute(
+        "CREATE FUNCTION twice(args jsonb) RETURNS jsonb LANGUAGE sql"
+        " AS 'SELECT to_jsonb((args ->> ''n'')::integer * 2)'"
+    )
+    client.register_sql_handler("twice", "public.twice(jsonb)")
+    job_id = client.insert_job("twice", {"n": 4}, opts={"keep_result": True}).job_id
+    explanation = client.explain_job(job_id)
+    assert explanation.sentence.endswith("the next work() of it may run it.")
+    assert explanation.facts["has_sql_handler"] is True
+    report = client.work("default", max_jobs=5)
+    assert (report.claimed, report.completed) == (1, 1)
+    assert client.job(job_id).result == 8
+    client.register_sql_handler("twice", None)
+    assert "work" in {function.name for function in client.api()}
 
 
 # In the contract, and written in SQL for other languages or for operators at a psql prompt.

@@ -287,6 +287,18 @@ class AsyncClient:
         """One bounded round of maintenance."""
         return await self._all(_calls.tick(budget=budget, schema=self.schema), conn)
 
+    async def work(
+        self,
+        queue: str,
+        *,
+        max_jobs: int | None = None,
+        opts: Options | None = None,
+        conn: AsyncConnection[Any] | None = None,
+    ) -> models.WorkReport:
+        """Run jobs whose kind is bound to a function of the database, in one transaction."""
+        call = _calls.work(queue, max_jobs=max_jobs, opts=opts, schema=self.schema)
+        return await self._one(call, conn)
+
     # Operators
 
     async def declare_queue(
@@ -378,6 +390,22 @@ class AsyncClient:
     async def job(self, job_id: int, *, conn: AsyncConnection[Any] | None = None) -> models.JobInfo:
         """Everything known about a job."""
         return await self._one(_calls.job(job_id, schema=self.schema), conn)
+
+    async def explain_job(
+        self, job_id: int, *, conn: AsyncConnection[Any] | None = None
+    ) -> models.JobExplanation:
+        """Why a job is where it is: one sentence, and the facts."""
+        return await self._one(_calls.explain_job(job_id, schema=self.schema), conn)
+
+    async def register_sql_handler(
+        self, kind: str, handler: str | None, *, conn: AsyncConnection[Any] | None = None
+    ) -> None:
+        """Bind a kind to a function, such as 'app.send(jsonb)', that work() runs."""
+        await self._one(_calls.register_sql_handler(kind, handler, schema=self.schema), conn)
+
+    async def api(self, *, conn: AsyncConnection[Any] | None = None) -> list[models.ApiFunction]:
+        """The public functions, from the catalog."""
+        return await self._all(_calls.api(schema=self.schema), conn)
 
     async def settings(self, *, conn: AsyncConnection[Any] | None = None) -> list[models.Setting]:
         """The settings, their defaults and units."""

@@ -286,6 +286,18 @@ class Client:
         """One bounded round of maintenance."""
         return self._all(_calls.tick(budget=budget, schema=self.schema), conn)
 
+    def work(
+        self,
+        queue: str,
+        *,
+        max_jobs: int | None = None,
+        opts: Options | None = None,
+        conn: Connection[Any] | None = None,
+    ) -> models.WorkReport:
+        """Run jobs whose kind is bound to a function of the database, in one transaction."""
+        call = _calls.work(queue, max_jobs=max_jobs, opts=opts, schema=self.schema)
+        return self._one(call, conn)
+
     # Operators
 
     def declare_queue(
@@ -371,6 +383,22 @@ class Client:
     def job(self, job_id: int, *, conn: Connection[Any] | None = None) -> models.JobInfo:
         """Everything known about a job."""
         return self._one(_calls.job(job_id, schema=self.schema), conn)
+
+    def explain_job(
+        self, job_id: int, *, conn: Connection[Any] | None = None
+    ) -> models.JobExplanation:
+        """Why a job is where it is: one sentence, and the facts."""
+        return self._one(_calls.explain_job(job_id, schema=self.schema), conn)
+
+    def register_sql_handler(
+        self, kind: str, handler: str | None, *, conn: Connection[Any] | None = None
+    ) -> None:
+        """Bind a kind to a function, such as 'app.send(jsonb)', that work() runs."""
+        self._one(_calls.register_sql_handler(kind, handler, schema=self.schema), conn)
+
+    def api(self, *, conn: Connection[Any] | None = None) -> list[models.ApiFunction]:
+        """The public functions, from the catalog."""
+        return self._all(_calls.api(schema=self.schema), conn)
 
     def settings(self, *, conn: Connection[Any] | None = None) -> list[models.Setting]:
         """The settings, their defaults and units."""

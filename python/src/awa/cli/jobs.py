@@ -137,6 +137,7 @@ def jobs(
     Examples:
       awa jobs --state retryable --limit 10
       awa jobs show 4398046511105
+      awa jobs explain 4398046511105
       awa jobs cancel 4398046511105 --reason "sent twice"
       awa jobs retry 4398046511105
       awa jobs update 4398046511105 '{"priority": 1, "args": {"to": "b@example.org"}}'
@@ -164,6 +165,20 @@ def show(options: Options, job_id: int) -> None:
     with options.connect() as db:
         [job] = db.call("job", job_id=job_id)
     click.echo(as_json(job) if options.json else as_record(job))
+
+
+@jobs.command()
+@click.argument("job_id", type=int)
+@common_options
+@pass_options
+def explain(options: Options, job_id: int) -> None:
+    """Say in one sentence why a job is where it is, and name the facts."""
+    with options.connect() as db:
+        [answer] = db.call("explain_job", job_id=job_id)
+    if options.json:
+        click.echo(as_json(answer))
+    else:
+        click.echo(f"{answer['sentence']}\n\n{as_record(answer['facts'])}")
 
 
 @jobs.command()
