@@ -26,6 +26,7 @@
 \ir queue/find_ready.sql
 \ir queue/append_done.sql
 \ir queue/terminal_history.sql
+\ir queue/pressure.sql
 
 -- deferred: jobs that may not run yet, and dead letters
 \ir deferred/defer.sql

@@ -73,10 +73,12 @@ RETURNS bigint
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $function$
+DECLARE
+    v_queue text COLLATE "default" := queue;
 BEGIN
-    PERFORM @extschema@._check_name('queue', queue);
+    PERFORM @extschema@._check_name('queue', v_queue);
     PERFORM @extschema@._check_options('opts', opts, '{limit,reason}');
-    RETURN @extschema@._drain_queue(queue, coalesce(@extschema@._option_integer(opts, 'limit', 1, 10000), 1000),
+    RETURN @extschema@._drain_queue(v_queue, coalesce(@extschema@._option_integer(opts, 'limit', 1, 10000), 1000),
         coalesce(@extschema@._option_text(opts, 'reason', 2000), 'drained'), clock_timestamp());
 END
 $function$;

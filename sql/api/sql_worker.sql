@@ -5,8 +5,10 @@ RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $function$
+DECLARE
+    v_kind text COLLATE "default" := kind;
 BEGIN
-    PERFORM @extschema@._check_name('kind', kind);
+    PERFORM @extschema@._check_name('kind', v_kind);
     -- Zero, written '-', is how a client that leaves NULLs out says none.
     IF handler <> 0 AND NOT EXISTS (
         SELECT FROM pg_proc p
@@ -16,7 +18,7 @@ BEGIN
         PERFORM @extschema@._refuse('22023', format('field "handler" cannot be %s', handler),
             'Name a function that takes one jsonb (the args) or one claimed_job and returns jsonb or void.');
     END IF;
-    PERFORM @extschema@._bind_sql_handler(kind, CASE WHEN handler <> 0 THEN handler::text END);
+    PERFORM @extschema@._bind_sql_handler(v_kind, CASE WHEN handler <> 0 THEN handler::text END);
 END
 $function$;
 COMMENT ON FUNCTION @extschema@.register_sql_handler(text, regprocedure) IS

@@ -70,6 +70,11 @@ class AsyncClient:
         if self._own is not None and not self._own.closed:
             await self._own.close()
 
+    @property
+    def joins_a_transaction(self) -> bool:
+        """Whether the client works on a connection of the caller's."""
+        return self._conn is not None
+
     # Producers
 
     async def insert_job(

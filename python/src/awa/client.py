@@ -73,6 +73,11 @@ class Client:
         if self._own is not None and not self._own.closed:
             self._own.close()
 
+    @property
+    def joins_a_transaction(self) -> bool:
+        """Whether the client works on a connection of the caller's."""
+        return self._conn is not None
+
     # Producers
 
     def insert_job(
