@@ -47,6 +47,16 @@ class Calls:
             raise RuntimeError(f"{len(rows)} jobs claimed instead of one batch of {jobs}")
         return rows[0][0], rows[0][1], [position for _, _, position in rows]
 
+    def run_some(self, jobs: int, queue: str = QUEUE) -> int:
+        """Claim and complete what there is, up to so many jobs; how many."""
+        rows = self._rows(CLAIM, queue, jobs, self._instance)
+        batches: dict[tuple[int, int], list[int]] = {}
+        for slot, batch, position in rows:
+            batches.setdefault((slot, batch), []).append(position)
+        for (slot, batch), positions in batches.items():
+            self.complete((slot, batch, positions))
+        return len(rows)
+
     def claim_nothing(self, queue: str) -> None:
         """Claim from a queue without jobs."""
         if self._rows(CLAIM, queue, 100, self._instance):

@@ -17,6 +17,7 @@
 \ir control/doorbell.sql
 \ir control/lanes.sql
 \ir control/unique_keys.sql
+\ir control/sql_handlers.sql
 \ir control/instances.sql
 
 -- queue: append-only job bodies and terminal history
@@ -25,6 +26,7 @@
 \ir queue/find_ready.sql
 \ir queue/append_done.sql
 \ir queue/terminal_history.sql
+\ir queue/pressure.sql
 
 -- deferred: jobs that may not run yet, and dead letters
 \ir deferred/defer.sql
@@ -45,6 +47,9 @@
 \ir execution/cancel_job.sql
 \ir execution/job_info.sql
 \ir execution/unique_jobs.sql
+\ir execution/change_job.sql
+\ir execution/drain_queue.sql
+\ir execution/explain_job.sql
 
 -- maintenance: bounded steps, each under its own try-lock
 \ir maintenance/ring_slots.sql
@@ -63,6 +68,7 @@
 \ir api/unique_jobs.sql
 \ir api/keys.sql
 \ir api/worker.sql
+\ir api/sql_worker.sql
 \ir api/operator.sql
 \ir api/views.sql
 \ir roles/grants.sql

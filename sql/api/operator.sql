@@ -68,6 +68,26 @@ $function$;
 COMMENT ON FUNCTION @extschema@.resume_queue(text) IS
     'Lets a paused queue be claimed again. False when it was not paused. Errors: 22023, 23514.';
 
+CREATE OR REPLACE FUNCTION @extschema@.drain_queue(queue text, opts jsonb DEFAULT '{}')
+RETURNS bigint
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_queue text COLLATE "default" := queue;
+BEGIN
+    PERFORM @extschema@._check_name('queue', v_queue);
+    PERFORM @extschema@._check_options('opts', opts, '{limit,reason}');
+    RETURN @extschema@._drain_queue(v_queue, coalesce(@extschema@._option_integer(opts, 'limit', 1, 10000), 1000),
+        coalesce(@extschema@._option_text(opts, 'reason', 2000), 'drained'), clock_timestamp());
+END
+$function$;
+COMMENT ON FUNCTION @extschema@.drain_queue(text, jsonb) IS
+'Cancels jobs of a queue that wait (available, scheduled, retryable), at most opts.limit (default 1000, no more than ten
+thousand) a call; running ones go on. Returns how many; call it in transactions of its own until it returns 0. What
+producers have not committed yet stays. opts: limit, reason (default drained). Errors: 40001 others work on all that is
+left: try again; 22023, 23514, 25001.';
+
 CREATE OR REPLACE FUNCTION @extschema@._check_job_id(p_job_id bigint)
 RETURNS void
 LANGUAGE plpgsql STABLE PARALLEL SAFE
@@ -116,6 +136,22 @@ COMMENT ON FUNCTION @extschema@.job(bigint) IS
 (pruned, purged or rolled back); pruned_at is then the time of the newest prune. Errors: 42704 for an id that was never
 given out, 40001 while its insert may still commit, 22023, 25001.';
 
+CREATE OR REPLACE FUNCTION @extschema@.explain_job(job_id bigint)
+RETURNS @extschema@.job_explanation
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $function$
+BEGIN
+    PERFORM @extschema@._check_job_id(job_id);
+    PERFORM @extschema@._require_read_committed();
+    RETURN @extschema@._explain_job(job_id, clock_timestamp());
+END
+$function$;
+COMMENT ON FUNCTION @extschema@.explain_job(bigint) IS
+'Why a job is where it is, in one sentence for people and as facts for programs: paused, behind others, not due, unknown
+to every live worker, running where, ended how. Errors: 42704 for an id that was never given out, 40001 while its insert
+may still commit, 22023, 25001.';
+
 CREATE OR REPLACE FUNCTION @extschema@.retry_dlq(job_id bigint, opts jsonb DEFAULT '{}')
 RETURNS @extschema@.insert_result
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
@@ -123,40 +159,72 @@ SET search_path = pg_catalog, pg_temp
 AS $function$
 DECLARE
     v_now timestamptz := clock_timestamp();
-    v_delay numeric;
     v_job @extschema@._job;
-    v_state @extschema@.job_state := 'available'::@extschema@.job_state;
 BEGIN
     PERFORM @extschema@._check_job_id(job_id);
     PERFORM @extschema@._check_options('opts', opts, '{queue,priority,delay_seconds}');
-    v_delay := @extschema@._option_number(opts, 'delay_seconds', 0, 315360000);
     v_job := @extschema@._take_dead_letter(job_id, v_now);
     IF v_job.job_id IS NULL THEN
         PERFORM @extschema@._refuse('42704', format('field "job_id": no dead letter has the id %s', job_id),
             'It was retried or purged, or never failed.');
     END IF;
-    v_job.priority := coalesce(@extschema@._option_integer(opts, 'priority', 1, 4), v_job.priority);
-    IF coalesce(opts -> 'queue', 'null') <> 'null' THEN
-        v_job.queue := @extschema@._option_text(opts, 'queue', 200);
-        PERFORM @extschema@._check_name('queue', v_job.queue);
-        v_job.shard := mod(v_job.shard, (@extschema@._queue_options(v_job.queue)).enqueue_shards);
-    END IF;
-    IF v_delay > 0 OR NOT EXISTS (SELECT FROM @extschema@._append_ready(ARRAY[v_job], false)) THEN
-        v_job.run_at := v_now + make_interval(secs => coalesce(v_delay, 0)::double precision);
-        PERFORM @extschema@._defer(ARRAY[v_job], 'scheduled');
-        v_state := 'scheduled';
-    END IF;
-    IF v_job.ext ? 'unique' THEN
-        -- After the lane, as producers do.
-        PERFORM @extschema@._retake_key(v_job, v_state, v_now);
-    END IF;
-    RETURN ROW(job_id, v_state, false, NULL)::@extschema@.insert_result;
+    RETURN ROW(job_id,
+        @extschema@._place_job(@extschema@._redirect_job(v_job, opts, v_now), 'scheduled', v_now),
+        false, NULL)::@extschema@.insert_result;
 END
 $function$;
 COMMENT ON FUNCTION @extschema@.retry_dlq(bigint, jsonb) IS
 'Runs a dead letter again: attempt 0, errors kept, run_lease kept, so that no attempt of its former life can end it.
 opts: queue, priority, delay_seconds. Errors: 42704 no such dead letter, 23505 another job holds its unique key (it
 stays), 22023, 23514.';
+
+CREATE OR REPLACE FUNCTION @extschema@.retry_job(job_id bigint, opts jsonb DEFAULT '{}')
+RETURNS @extschema@.insert_result
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $function$
+BEGIN
+    PERFORM @extschema@._check_job_id(job_id);
+    PERFORM @extschema@._check_options('opts', opts, '{queue,priority,delay_seconds}');
+    RETURN @extschema@._retry_job(job_id, opts, clock_timestamp());
+END
+$function$;
+COMMENT ON FUNCTION @extschema@.retry_job(bigint, jsonb) IS
+'Makes a job run now, under its id. One that failed (dead letters included) or was cancelled gets a fresh life: attempt
+0, errors kept, progress dropped; one that is scheduled or retryable goes on where it is. run_lease is kept, so that no
+former attempt can end it. opts: queue, priority, delay_seconds. Errors: 55000 it is available, running, completed or
+pruned; 23505 another job holds its unique key; 42704 unknown id, 22023, 23514, 25001, 40001.';
+
+CREATE OR REPLACE FUNCTION @extschema@.update_job(job_id bigint, changes jsonb)
+RETURNS text
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_now timestamptz := clock_timestamp();
+    v_run_at timestamptz;
+BEGIN
+    PERFORM @extschema@._check_job_id(job_id);
+    PERFORM @extschema@._check_options('changes', changes,
+        '{args,queue,priority,run_at,delay_seconds,max_attempts,tags,metadata,deadline_seconds,keep_result,backoff}');
+    IF changes = '{}' THEN
+        PERFORM @extschema@._refuse('22023', 'field "changes" names nothing to change', 'Give at least one key.');
+    ELSIF changes ? 'queue' AND coalesce(jsonb_typeof(changes -> 'queue'), '') <> 'string' THEN
+        PERFORM @extschema@._refuse('22023', 'option "queue" must be a string', 'Correct it or leave it out.');
+    END IF;
+    IF changes ?| '{run_at,delay_seconds}' THEN
+        v_run_at := coalesce(
+            @extschema@._delayed(@extschema@._parse_run_at(changes -> 'run_at'), changes, v_now), v_now);
+    END IF;
+    RETURN @extschema@._update_job(job_id, changes, v_run_at, v_now);
+END
+$function$;
+COMMENT ON FUNCTION @extschema@.update_job(bigint, jsonb) IS
+'Changes a job that waits: available, scheduled or retryable. changes: args, queue, priority, run_at or delay_seconds
+(null: now), max_attempts, tags, metadata, deadline_seconds, keep_result, backoff; what is not named stays, null
+restores the default; a unique key stays what it was. An available job goes to the end of its lane. Returns the state
+after it. Errors: 55000 the job does not wait, 23505 it would need its unique key and another job holds it, 42704
+unknown id, 22023, 23514, 25001, 40001.';
 
 CREATE OR REPLACE FUNCTION @extschema@.purge_dlq(job_id bigint)
 RETURNS boolean

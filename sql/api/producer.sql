@@ -15,34 +15,41 @@ DECLARE
     v_now timestamptz := clock_timestamp();
     v_ext jsonb;
     v_run_at timestamptz := run_at;
+    v_pressure text;
     v_job_id bigint;
 BEGIN
     IF NOT coalesce(@extschema@._is_plain_job(v_kind, args, v_queue, priority, max_attempts, run_at), false) THEN
         PERFORM @extschema@._check_job(v_kind, args, v_queue, priority, max_attempts, run_at);
     END IF;
     IF opts IS DISTINCT FROM '{}' OR max_attempts <> 25 THEN
-        v_ext := @extschema@._job_ext(opts, max_attempts);
-        v_run_at := @extschema@._delayed(run_at, opts, v_now);
-        IF coalesce(opts -> 'unique', 'null') <> 'null' THEN
-            RETURN (
-                SELECT ROW(i.job_id, i.state, i.duplicate, NULL)::@extschema@.insert_result
-                FROM @extschema@._insert_unique(ARRAY[@extschema@._new_job(
-                    v_kind, args, v_queue, priority, opts ->> 'ordering_key', v_run_at,
-                    @extschema@._with_unique(v_ext, opts, v_kind, v_queue, args, v_now))], v_now) i);
+        -- A signal alone needs no further look. One expression: in autocommit each one is prepared anew.
+        v_pressure := CASE WHEN opts = '{"backpressure": "signal"}' AND max_attempts = 25 THEN coalesce(
+            @extschema@._fresh_pressure(v_queue, priority), @extschema@._measure_pressure(v_queue, priority)) END;
+        IF v_pressure IS NULL THEN
+            v_ext := @extschema@._job_ext(opts, max_attempts);
+            v_run_at := @extschema@._delayed(run_at, opts, v_now);
+            v_pressure := @extschema@._apply_backpressure(opts -> 'backpressure', v_queue, priority);
+            IF coalesce(opts -> 'unique', 'null') <> 'null' THEN
+                RETURN (
+                    SELECT ROW(i.job_id, i.state, i.duplicate, v_pressure)::@extschema@.insert_result
+                    FROM @extschema@._insert_unique(ARRAY[@extschema@._new_job(
+                        v_kind, args, v_queue, priority, opts ->> 'ordering_key', v_run_at,
+                        @extschema@._with_unique(v_ext, opts, v_kind, v_queue, args, v_now))], v_now) i);
+            END IF;
         END IF;
     END IF;
     IF coalesce(v_run_at, v_now) <= v_now THEN
         v_job_id := @extschema@._append_ready_one(
             v_queue, priority, opts ->> 'ordering_key', v_kind, args, v_now, v_ext);
         IF v_job_id IS NOT NULL THEN
-            RETURN ROW(v_job_id, 'available', false, NULL)::@extschema@.insert_result;
+            RETURN ROW(v_job_id, 'available', false, v_pressure)::@extschema@.insert_result;
         END IF;
     END IF;
     SELECT d.job_id INTO v_job_id
     FROM @extschema@._defer(ARRAY[@extschema@._born_at(
         @extschema@._new_job(v_kind, args, v_queue, priority, opts ->> 'ordering_key', v_run_at, v_ext),
         v_now)], 'scheduled') d;
-    RETURN ROW(v_job_id, 'scheduled', false, NULL)::@extschema@.insert_result;
+    RETURN ROW(v_job_id, 'scheduled', false, v_pressure)::@extschema@.insert_result;
 END
 $function$;
 COMMENT ON FUNCTION @extschema@.insert_job(text, jsonb, text, integer, integer, timestamptz, jsonb) IS
@@ -50,8 +57,9 @@ COMMENT ON FUNCTION @extschema@.insert_job(text, jsonb, text, integer, integer, 
 kind, queue: 1 to 200 printable characters. args: any JSON up to args_max_bytes
 and 256 levels. priority: 1 (first) to 4.
 max_attempts: 1 to 1000. run_at: not before this time; NULL or past means now.
-opts: tags, metadata, ordering_key, delay_seconds, deadline_seconds (per attempt), keep_result, backoff, trace.
-Returns the id and state. Errors: 22023 bad value or unknown option, 23514 limit, JQ007 option of a later version.';
+opts: tags, metadata, ordering_key, delay_seconds, deadline_seconds (per attempt), keep_result, backoff, trace,
+backpressure (off, signal or {"reject": n}). Returns the id and state, and with signal how many jobs wait. Errors: 22023
+bad value or unknown option, 23514 limit, JQ003 n or more jobs wait, JQ007 option of a later version.';
 
 CREATE OR REPLACE FUNCTION @extschema@._delayed(p_run_at timestamptz, p_opts jsonb, p_now timestamptz)
 RETURNS timestamptz
@@ -107,7 +115,11 @@ BEGIN
     v_run_at := @extschema@._delayed(run_at, opts, v_now);
     IF cardinality(args) = 0 THEN
         RETURN;
+    ELSIF opts -> 'backpressure' = '"signal"' THEN
+        PERFORM @extschema@._refuse('22023', 'option "backpressure" of insert_many cannot be "signal"',
+            'The answer is ids alone: use {"reject": n}, or insert_jobs.');
     END IF;
+    PERFORM @extschema@._apply_backpressure(opts -> 'backpressure', v_queue, priority);
     IF coalesce(opts -> 'unique', 'null') <> 'null' THEN
         v_job := @extschema@._new_job(v_kind, '{}', v_queue, priority, opts ->> 'ordering_key', v_run_at, v_ext);
         RETURN QUERY
@@ -140,7 +152,8 @@ END
 $function$;
 COMMENT ON FUNCTION @extschema@.insert_many(text, jsonb[], text, integer, integer, timestamptz, jsonb) IS
 'Enqueues many jobs of one kind, the fast path: one job per element of args, all with the same options; all or nothing.
-Parameters, options and errors as insert_job; an error names the item, counted from 1. Returns the ids in order.';
+Parameters, options and errors as insert_job, but for backpressure signal; an error names the item, counted from 1.
+Returns the ids in order.';
 
 CREATE OR REPLACE FUNCTION @extschema@._with_args(p_job @extschema@._job, p_args jsonb[])
 RETURNS @extschema@._job[]
@@ -191,9 +204,19 @@ BEGIN
         SELECT @extschema@._parse_job(j.item, j.o, v_now)
         FROM jsonb_array_elements(jobs) WITH ORDINALITY j (item, o)
         ORDER BY j.o);
+    IF jobs @? '$[*].opts.backpressure.reject' THEN
+        PERFORM @extschema@._refuse_pressure(
+            coalesce(j ->> 'queue', 'default'), coalesce((j ->> 'priority')::numeric::integer, 2),
+            min((j #>> '{opts,backpressure,reject}')::numeric::bigint))
+        FROM jsonb_array_elements(jobs) j
+        WHERE j #> '{opts,backpressure,reject}' IS NOT NULL
+        GROUP BY coalesce(j ->> 'queue', 'default'), coalesce((j ->> 'priority')::numeric::integer, 2);
+    END IF;
     RETURN QUERY
-    SELECT i.job_id, i.state, i.duplicate, NULL::text
-    FROM @extschema@._insert_parsed(v_jobs, v_now) i
+    SELECT i.job_id, i.state, i.duplicate,
+           CASE WHEN o.item #> '{opts,backpressure}' = '"signal"' THEN @extschema@._apply_backpressure('"signal"',
+               coalesce(o.item ->> 'queue', 'default'), coalesce((o.item ->> 'priority')::numeric::integer, 2)) END
+    FROM @extschema@._insert_parsed(v_jobs, v_now) i, LATERAL (SELECT jobs -> (i.ordinal - 1)::integer) o (item)
     ORDER BY i.ordinal;
 END
 $function$;

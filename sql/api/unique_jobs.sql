@@ -155,9 +155,7 @@ SET search_path = pg_catalog, pg_temp
 AS $function$
 BEGIN
     IF p_policy = 'raise' THEN
-        RAISE EXCEPTION USING ERRCODE = '23505', MESSAGE = format('job %s holds the unique key', p_holder),
-            DETAIL = format('job_id=%s', p_holder), CONSTRAINT = 'job_unique_claims_pkey',
-            HINT = 'Use the existing job, or another key.';
+        PERFORM @extschema@._refuse_duplicate(p_holder);
     END IF;
     RETURN p_policy = 'replace' AND NOT @extschema@._replace_args(p_holder, p_args, p_now);
 END
@@ -165,27 +163,6 @@ $function$;
 COMMENT ON FUNCTION @extschema@._answer_duplicate(text, bigint, jsonb, timestamptz) IS
     'Internal: applies on_conflict to a duplicate: 23505 for raise, new arguments for the holder for replace; '
     'true when the holder did not wait any more.';
-
-CREATE OR REPLACE FUNCTION @extschema@._retake_key(
-    p_job @extschema@._job, p_state @extschema@.job_state, p_now timestamptz)
-RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path = pg_catalog, pg_temp
-AS $function$
-DECLARE
-    v_unique jsonb := p_job.ext -> 'unique';
-    v_holder bigint;
-BEGIN
-    IF @extschema@._key_counts_in(v_unique, p_state) THEN
-        v_holder := (@extschema@._take_key(decode(v_unique ->> 'key', 'hex'), p_job.job_id, v_unique, p_now)).holder;
-        IF v_holder <> p_job.job_id THEN
-            PERFORM @extschema@._answer_duplicate('raise', v_holder, NULL, p_now);
-        END IF;
-    END IF;
-END
-$function$;
-COMMENT ON FUNCTION @extschema@._retake_key(@extschema@._job, @extschema@.job_state, timestamptz) IS
-    'Internal: a job that had ended lives again and takes its unique key; 23505 when another job holds it.';
 
 CREATE OR REPLACE FUNCTION @extschema@._look_for_holders(p_jobs @extschema@._job[], p_now timestamptz)
 RETURNS @extschema@._keyed_job[]

@@ -32,7 +32,11 @@ BEGIN
     SELECT i.*
     FROM @extschema@.done_entries d
     LEFT JOIN @extschema@._list_ready() r ON r.slot = d.slot AND r."position" = d."position",
-    LATERAL @extschema@._done_info(d, r.job) i;
+    LATERAL @extschema@._done_info(d, r.job) i
+    WHERE NOT d.is_undo
+      AND NOT EXISTS (SELECT FROM @extschema@.done_entries u
+                      WHERE u.slot = d.slot AND u.job_id = d.job_id AND u.run_lease = d.run_lease
+                        AND u.finalized_at = d.finalized_at AND u.is_undo);
     RETURN QUERY
     SELECT i.* FROM @extschema@.failed_entries f, LATERAL @extschema@._done_info(@extschema@._as_done(f), NULL) i;
     RETURN QUERY

@@ -71,14 +71,14 @@ RETURNS boolean
 LANGUAGE sql STABLE PARALLEL SAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$
-    SELECT EXISTS (
+    SELECT @extschema@._has_sql_handler(p_kind) OR EXISTS (
         SELECT FROM @extschema@.runtime_instances i
         WHERE i.heartbeat_at > p_now - make_interval(
                   secs => @extschema@._setting('staleness_seconds')::double precision)
           AND i.info -> 'kinds' ? p_kind AND coalesce(i.info -> 'queues' ? p_queue, true))
 $function$;
 COMMENT ON FUNCTION @extschema@._is_served(text, text, timestamptz) IS
-    'Internal: whether a live instance says that it works on a queue and knows a kind.';
+    'Internal: whether a live instance says that it works on a queue and knows a kind, or a function is bound to it.';
 
 -- Marks silent instances suspect and returns the ones that stayed silent one further interval.
 CREATE OR REPLACE FUNCTION @extschema@._detect_dead_instances(p_now timestamptz)

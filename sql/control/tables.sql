@@ -92,9 +92,17 @@ COMMENT ON TABLE @extschema@.job_unique_claims IS
     'The job of each unique key. It holds the key while its state is in states (bit 0: the first of job_state); '
     'once it is known to have ended there, until expires_at.';
 
+CREATE TABLE @extschema@.sql_handlers (
+    kind    text NOT NULL,
+    handler text NOT NULL,
+    CONSTRAINT sql_handlers_pkey PRIMARY KEY (kind)
+);
+COMMENT ON TABLE @extschema@.sql_handlers IS 'Kinds that work() runs, each with the full name of its function.';
+
 SELECT @extschema@._mark_for_dump(x.relation::regclass)
 FROM unnest(ARRAY['queue_meta', 'lane_ids', 'job_ids', 'queue_lanes', 'queue_ring', 'claim_ring',
-                  'queue_ring_rotations', 'claim_ring_rotations', 'runtime_instances', 'job_unique_claims']) t (name),
+                  'queue_ring_rotations', 'claim_ring_rotations', 'runtime_instances', 'job_unique_claims',
+                  'sql_handlers']) t (name),
      LATERAL (SELECT '@extschema@.' || t.name) x (relation);
 
 DO $do$

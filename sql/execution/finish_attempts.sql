@@ -244,7 +244,7 @@ AS $function$
 DECLARE
     v_batch record := @extschema@._read_batch(p_slot, p_batch);
     v_row record;
-    v_done @extschema@.done_entries;
+    v_state @extschema@.job_state;
     v_lease @extschema@.leases := @extschema@._find_lease(p_batch, p_position);
 BEGIN
     IF v_lease.job_id = p_job_id AND v_lease.run_lease = p_run_lease THEN
@@ -262,9 +262,9 @@ BEGIN
         IF (@extschema@._completion_of(v_row.slot, p_position)).finalized_at IS NOT NULL THEN
             RETURN 'completed';
         END IF;
-        v_done := @extschema@._find_done(p_job_id);
-        IF v_done."position" = p_position AND v_done.run_lease = p_run_lease THEN
-            RETURN v_done.state;
+        v_state := @extschema@._done_state(v_row.slot, p_job_id, p_position, p_run_lease);
+        IF v_state IS NOT NULL THEN
+            RETURN v_state;
         END IF;
     END LOOP;
     RETURN 'unknown';

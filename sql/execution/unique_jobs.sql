@@ -148,6 +148,41 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN 'unique key held by job ' || p_holder;
 COMMENT ON FUNCTION @extschema@._lost_key_reason(bigint) IS 'Internal: why a job that lost its key was cancelled.';
 
+CREATE OR REPLACE FUNCTION @extschema@._refuse_duplicate(p_holder bigint)
+RETURNS void
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+BEGIN
+    RAISE EXCEPTION USING ERRCODE = '23505', MESSAGE = format('job %s holds the unique key', p_holder),
+        DETAIL = format('job_id=%s', p_holder), CONSTRAINT = 'job_unique_claims_pkey',
+        HINT = 'Use the existing job, or another key.';
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._refuse_duplicate(bigint) IS
+    'Internal: raises 23505 and names the job that holds the key.';
+
+CREATE OR REPLACE FUNCTION @extschema@._retake_key(
+    p_job @extschema@._job, p_state @extschema@.job_state, p_now timestamptz)
+RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_unique jsonb := p_job.ext -> 'unique';
+    v_holder bigint;
+BEGIN
+    IF @extschema@._key_counts_in(v_unique, p_state) THEN
+        v_holder := (@extschema@._take_key(decode(v_unique ->> 'key', 'hex'), p_job.job_id, v_unique, p_now)).holder;
+        IF v_holder <> p_job.job_id THEN
+            PERFORM @extschema@._refuse_duplicate(v_holder);
+        END IF;
+    END IF;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._retake_key(@extschema@._job, @extschema@.job_state, timestamptz) IS
+    'Internal: a job that had ended lives again and takes its unique key; 23505 when another job holds it.';
+
 -- Deferred jobs that must have their key before they are available. One whose key another job holds ends cancelled. One
 -- whose key is busy stays for the next round: the batch is halved until it stands alone.
 CREATE OR REPLACE FUNCTION @extschema@._promote_waiting(p_jobs @extschema@._waiting_job[], p_now timestamptz)

@@ -43,12 +43,20 @@ CREATE TYPE @extschema@.tick_report AS (
     step text, outcome text, "rows" bigint, milliseconds double precision, detail jsonb);
 COMMENT ON TYPE @extschema@.tick_report IS 'What one maintenance step did.';
 
+CREATE TYPE @extschema@.work_report AS (
+    queue text, claimed integer, completed integer, failed integer, unknown integer);
+COMMENT ON TYPE @extschema@.work_report IS
+    'What one call of work() did: failed ones are retried, or had their last attempt; unknown ones were handed back.';
+
 CREATE TYPE @extschema@.job_info AS (
     job_id bigint, state text, kind text, queue text, priority integer, args jsonb, attempt integer,
     max_attempts integer, run_lease bigint, run_at timestamptz, created_at timestamptz, attempted_at timestamptz,
     finalized_at timestamptz, deadline_at timestamptz, tags text[], metadata jsonb, progress jsonb, result jsonb,
     errors jsonb, reason text, instance_id uuid, pruned_at timestamptz);
 COMMENT ON TYPE @extschema@.job_info IS 'Everything known about one job. state is a job_state or pruned.';
+
+CREATE TYPE @extschema@.job_explanation AS (job_id bigint, state text, sentence text, facts jsonb);
+COMMENT ON TYPE @extschema@.job_explanation IS 'Why a job is where it is: one sentence, and the facts behind it.';
 
 CREATE TYPE @extschema@.queue_count AS (
     queue text, scheduled bigint, available bigint, running bigint, completed bigint, retryable bigint, failed bigint,
@@ -64,6 +72,11 @@ CREATE TYPE @extschema@.ring_slot_status AS (
     blocked_by text, detail jsonb);
 COMMENT ON TYPE @extschema@.ring_slot_status IS
     'One slot of a ring: what it holds and what keeps it from being reused.';
+
+CREATE TYPE @extschema@.api_function AS (
+    name text, arguments text, returns text, capabilities text[], description text);
+COMMENT ON TYPE @extschema@.api_function IS
+    'A public function; without capabilities it is for the owner of the schema alone.';
 
 CREATE TYPE @extschema@.error_code AS (sqlstate text, name text, description text, hint text);
 COMMENT ON TYPE @extschema@.error_code IS 'A SQLSTATE that the public functions raise.';

@@ -284,6 +284,27 @@ END
 $function$;
 COMMENT ON FUNCTION @extschema@._check_backoff(jsonb) IS 'Internal: a retry policy that a job may carry (22023).';
 
+CREATE OR REPLACE FUNCTION @extschema@._check_backpressure(p_value jsonb)
+RETURNS void
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+BEGIN
+    IF jsonb_typeof(p_value) = 'object' THEN
+        PERFORM @extschema@._check_options('backpressure', p_value, '{reject}');
+        IF @extschema@._option_integer(p_value, 'reject', 1, 2147483647) IS NOT NULL THEN
+            RETURN;
+        END IF;
+    END IF;
+    IF coalesce(p_value, 'null') NOT IN ('null', '"off"', '"signal"') THEN
+        PERFORM @extschema@._refuse('22023', 'option "backpressure" must be "off", "signal" or {"reject": n}',
+            'Correct it or leave it out.');
+    END IF;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._check_backpressure(jsonb) IS
+    'Internal: what a producer wants to know of waiting jobs (22023).';
+
 -- What a job's options become in ext; NULL when all is default. Delay, routing, run time and unique key are not part of
 -- it.
 CREATE OR REPLACE FUNCTION @extschema@._job_ext(p_opts jsonb, p_max_attempts integer)
@@ -298,13 +319,14 @@ BEGIN
         RETURN CASE WHEN p_max_attempts <> 25 THEN jsonb_build_object('max_attempts', p_max_attempts) END;
     END IF;
     PERFORM @extschema@._check_options('opts', p_opts,
-        '{tags,metadata,ordering_key,delay_seconds,deadline_seconds,keep_result,backoff,trace,unique}',
-        '{backpressure,after,on_parent_failure,concurrency_key}');
+        '{tags,metadata,ordering_key,delay_seconds,deadline_seconds,keep_result,backoff,trace,unique,backpressure}',
+        '{after,on_parent_failure,concurrency_key}');
     v_ext := jsonb_strip_nulls(jsonb_build_object(
         'max_attempts', nullif(p_max_attempts, 25),
         'deadline_seconds', @extschema@._option_number(p_opts, 'deadline_seconds', 0.001, 31536000),
         'keep_result', nullif(@extschema@._option_boolean(p_opts, 'keep_result'), false),
         'trace', @extschema@._option_text(p_opts, 'trace', 512)));
+    PERFORM @extschema@._check_backpressure(p_opts -> 'backpressure');
     PERFORM @extschema@._option_number(p_opts, 'delay_seconds', 0, 315360000);
     PERFORM @extschema@._option_text(p_opts, 'ordering_key', 1024);
     IF coalesce(p_opts -> 'tags', 'null') <> 'null' THEN

@@ -65,13 +65,9 @@ SET search_path = pg_catalog, pg_temp
 AS $function$
 DECLARE
     v_lane @extschema@.queue_lanes;
-    v_emission @extschema@.queue_claim_heads;
 BEGIN
     FOR v_lane IN SELECT l.* FROM @extschema@.queue_lanes l ORDER BY l.queue, l.priority, l.shard, l.lane_id LOOP
-        v_emission := @extschema@._newest_emission(v_lane.lane_id);
-        RETURN NEXT ROW(v_lane.queue, v_lane.priority, v_lane.shard,
-            greatest(@extschema@._lane_tail(v_lane.lane_id) - v_emission.cursor, 0)
-                + @extschema@._cardinality(v_emission.held),
+        RETURN NEXT ROW(v_lane.queue, v_lane.priority, v_lane.shard, @extschema@._lane_depth(v_lane.lane_id),
             (@extschema@._queue_options(v_lane.queue)).paused_at IS NOT NULL)::@extschema@.queue_depth;
     END LOOP;
 END

@@ -67,6 +67,7 @@ CREATE TABLE @extschema@.done_entries (
     state        @extschema@.job_state NOT NULL,
     slot         smallint NOT NULL,
     attempt      smallint NOT NULL,
+    is_undo      boolean NOT NULL DEFAULT false,
     queue        text NOT NULL,
     body         jsonb,
     detail       jsonb,
@@ -75,7 +76,8 @@ CREATE TABLE @extschema@.done_entries (
 ) PARTITION BY LIST (slot);
 COMMENT ON TABLE @extschema@.done_entries IS
     'Jobs that ended failed, cancelled, or completed with a kept result. '
-    'The body is the ready row of the same slot and position, or stored here.';
+    'The body is the ready row of the same slot and position, or stored here. '
+    'is_undo takes back the row with the same job_id, run_lease and finalized_at: the job was retried.';
 SELECT @extschema@._create_leaves('queue', 'done_entries', jsonb_build_object(
     'job_id_idx', 'INDEX %s ON %s (job_id)'));
 

@@ -12,9 +12,9 @@ BEGIN
               FROM @extschema@.receipt_completion_batches_%1$s b
               JOIN @extschema@.queue_lanes l ON l.lane_id = @extschema@._lane_of(lower(b.positions))
               UNION ALL
-              SELECT d.queue, (d.state = 'completed')::integer, (d.state = 'failed')::integer,
-                     (d.state = 'cancelled')::integer
-              FROM @extschema@.done_entries_%1$s d) x
+              SELECT d.queue, s.sign * (d.state = 'completed')::integer, s.sign * (d.state = 'failed')::integer,
+                     s.sign * (d.state = 'cancelled')::integer
+              FROM @extschema@.done_entries_%1$s d, LATERAL (SELECT CASE WHEN d.is_undo THEN -1 ELSE 1 END) s (sign)) x
         GROUP BY x.queue
         $query$, p_slot);
 END
@@ -63,8 +63,9 @@ BEGIN
           JOIN @extschema@.queue_lanes l ON l.lane_id = @extschema@._lane_of(lower(b.positions))
           WHERE l.queue = p_queue
           UNION ALL
-          SELECT (d.state = 'completed')::integer, (d.state = 'failed')::integer, (d.state = 'cancelled')::integer
-          FROM @extschema@.done_entries d
+          SELECT s.sign * (d.state = 'completed')::integer, s.sign * (d.state = 'failed')::integer,
+                 s.sign * (d.state = 'cancelled')::integer
+          FROM @extschema@.done_entries d, LATERAL (SELECT CASE WHEN d.is_undo THEN -1 ELSE 1 END) s (sign)
           WHERE d.queue = p_queue) x;
 END
 $function$;
@@ -127,10 +128,14 @@ BEGIN
         FROM @extschema@.done_entries_%1$s d
         LEFT JOIN LATERAL @extschema@._read_ready(
             CASE WHEN d.body IS NULL THEN %1$s END, ARRAY[d."position"]) r ON true
-        WHERE d.state = 'failed' AND d.finalized_at > $1
+        WHERE d.state = 'failed' AND d.finalized_at > $1 AND NOT d.is_undo
+          AND NOT EXISTS (SELECT FROM @extschema@.done_entries_%1$s u
+                          WHERE u.job_id = d.job_id AND u.run_lease = d.run_lease
+                            AND u.finalized_at = d.finalized_at AND u.is_undo)
         ON CONFLICT (job_id) DO UPDATE
         SET run_lease = excluded.run_lease, finalized_at = excluded.finalized_at,
-            attempted_at = excluded.attempted_at, attempt = excluded.attempt, detail = excluded.detail
+            attempted_at = excluded.attempted_at, attempt = excluded.attempt, body = excluded.body,
+            detail = excluded.detail
         WHERE f.run_lease < excluded.run_lease
         $query$, p_slot)
         USING p_now - make_interval(secs => @extschema@._setting('failed_retention_seconds')::double precision);
@@ -168,11 +173,12 @@ CREATE OR REPLACE FUNCTION @extschema@._as_done(p_failed @extschema@.failed_entr
 RETURNS @extschema@.done_entries
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN ROW((p_failed).job_id, NULL, (p_failed).run_lease, (p_failed).finalized_at, (p_failed).attempted_at, 'failed',
-    NULL, (p_failed).attempt, (p_failed).queue, (p_failed).body, (p_failed).detail)::@extschema@.done_entries;
+    NULL, (p_failed).attempt, false, (p_failed).queue, (p_failed).body,
+    (p_failed).detail)::@extschema@.done_entries;
 COMMENT ON FUNCTION @extschema@._as_done(@extschema@.failed_entries) IS
     'Internal: a failed job that outlived its slot as a row of history.';
 
--- Newest terminal row of a job, if it has one.
+-- The terminal row that holds for a job, if one does: it ends once, and a retry takes that back.
 CREATE OR REPLACE FUNCTION @extschema@._find_done(p_job_id bigint)
 RETURNS @extschema@.done_entries
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
@@ -183,17 +189,16 @@ SET jit = off
 AS $function$
 DECLARE
     v_done @extschema@.done_entries;
-    v_row @extschema@.done_entries;
 BEGIN
     FOR v_slot IN 0 .. @extschema@._slot_count('queue') - 1 LOOP
         CONTINUE WHEN NOT @extschema@._leaf_in_use('done_entries', v_slot);
-        EXECUTE format('SELECT d.* FROM @extschema@.done_entries_%s d
-                        WHERE d.job_id = $1
-                        ORDER BY d.run_lease DESC LIMIT 1', v_slot)
-            INTO v_row USING p_job_id;
-        IF v_row.job_id IS NOT NULL AND v_row.run_lease >= coalesce(v_done.run_lease, 0) THEN
-            v_done := v_row;
-        END IF;
+        EXECUTE format('SELECT d.* FROM @extschema@.done_entries_%1$s d
+                        WHERE d.job_id = $1 AND NOT d.is_undo
+                          AND NOT EXISTS (SELECT FROM @extschema@.done_entries_%1$s u
+                                          WHERE u.job_id = d.job_id AND u.run_lease = d.run_lease
+                                            AND u.finalized_at = d.finalized_at AND u.is_undo)', v_slot)
+            INTO v_done USING p_job_id;
+        EXIT WHEN v_done.job_id IS NOT NULL;
     END LOOP;
     IF v_done.job_id IS NULL THEN
         SELECT (@extschema@._as_done(f)).* INTO v_done FROM @extschema@.failed_entries f WHERE f.job_id = p_job_id;
@@ -202,6 +207,101 @@ BEGIN
 END
 $function$;
 COMMENT ON FUNCTION @extschema@._find_done(bigint) IS 'Internal: the terminal row of a job.';
+
+-- Takes a failed or cancelled job out of history: a row that cancels the first in every count, in the same slot, so
+-- that both are pruned together. The second look keeps the leaf until commit: a prune, which folds and copies what it
+-- finds, has come before it, or will come after. A job that outlived its slot is in the rollups, so its undo goes to
+-- the current slot.
+-- The caller holds the position lock of the job's id, so that two retries follow each other.
+CREATE OR REPLACE FUNCTION @extschema@._undo_done(p_done @extschema@.done_entries)
+RETURNS boolean
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+AS $function$
+DECLARE
+    v_done @extschema@.done_entries := p_done;
+    v_holds boolean;
+BEGIN
+    IF v_done.slot IS NULL THEN
+        DELETE FROM @extschema@.failed_entries f
+        WHERE f.job_id = v_done.job_id AND f.run_lease = v_done.run_lease AND f.finalized_at = v_done.finalized_at;
+        IF NOT FOUND THEN
+            RETURN false;
+        END IF;
+        v_done.slot := @extschema@._ring_cursor('queue') % 64;
+    ELSE
+        -- pause point: undo
+        EXECUTE format('SELECT bool_and(NOT d.is_undo) FROM @extschema@.done_entries_%s d
+                        WHERE d.job_id = $1 AND d.run_lease = $2 AND d.finalized_at = $3', v_done.slot)
+            INTO v_holds USING v_done.job_id, v_done.run_lease, v_done.finalized_at;
+        -- pause point: undo_seen
+        IF v_holds IS NOT TRUE THEN
+            RETURN false;
+        END IF;
+    END IF;
+    INSERT INTO @extschema@.done_entries
+        (job_id, "position", run_lease, finalized_at, state, slot, attempt, is_undo, queue, body)
+    VALUES (v_done.job_id, v_done."position", v_done.run_lease, v_done.finalized_at, v_done.state, v_done.slot,
+        v_done.attempt, true, v_done.queue, CASE WHEN v_done."position" IS NULL THEN '{}'::jsonb END);
+    RETURN true;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._undo_done(@extschema@.done_entries) IS
+    'Internal: takes back that a job ended; false when that does not hold any more.';
+
+-- A terminal row as the job it was, errors included. Its leaf is locked.
+CREATE OR REPLACE FUNCTION @extschema@._job_of_done(p_done @extschema@.done_entries)
+RETURNS @extschema@._job
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_job @extschema@._job;
+BEGIN
+    IF p_done."position" IS NULL THEN
+        v_job := ROW(p_done.job_id, p_done.queue, (p_done.body ->> 'priority')::integer,
+            (p_done.body ->> 'shard')::integer, (p_done.body ->> 'run_at')::timestamptz, 0, 0,
+            p_done.body ->> 'kind', p_done.body -> 'args', nullif(p_done.body -> 'ext', 'null'));
+    ELSE
+        SELECT (r.job).* INTO v_job FROM @extschema@._read_ready(p_done.slot, ARRAY[p_done."position"]) r;
+    END IF;
+    v_job.attempt := p_done.attempt;
+    v_job.run_lease := p_done.run_lease;
+    v_job.ext := coalesce(v_job.ext, '{}') - 'errors';
+    IF p_done.detail ? 'errors' THEN
+        v_job.ext := v_job.ext || jsonb_build_object('errors', p_done.detail -> 'errors');
+    END IF;
+    IF NOT v_job.ext ? 'created_at' THEN
+        v_job.ext := v_job.ext || jsonb_build_object('created_at', v_job.run_at);
+    END IF;
+    RETURN v_job;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._job_of_done(@extschema@.done_entries) IS
+    'Internal: the job of a terminal row.';
+
+-- How an attempt ended that history knows, also when the job was retried since.
+CREATE OR REPLACE FUNCTION @extschema@._done_state(
+    p_slot integer, p_job_id bigint, p_position bigint, p_run_lease bigint)
+RETURNS @extschema@.job_state
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+AS $function$
+DECLARE
+    v_state @extschema@.job_state;
+BEGIN
+    EXECUTE format('SELECT d.state FROM @extschema@.done_entries_%s d
+                    WHERE d.job_id = $1 AND d."position" = $2 AND d.run_lease = $3 AND NOT d.is_undo LIMIT 1', p_slot)
+        INTO v_state USING p_job_id, p_position, p_run_lease;
+    RETURN v_state;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._done_state(integer, bigint, bigint, bigint) IS
+    'Internal: terminal state that an attempt ended in, by its slot and token.';
 
 CREATE OR REPLACE FUNCTION @extschema@._completion_of(
     p_slot integer, p_position bigint,

@@ -12,12 +12,13 @@ AS $function$
             'cancel_by_unique_key,version,schema_version,error_codes}'::text[]),
         ('worker',
             '{register_instance,heartbeat,claim_ready_runtime,claim_status,complete_jobs,finish_jobs,complete_job,'
-            'attempt_status,set_progress,tick,version,schema_version,error_codes}'::text[]),
+            'attempt_status,set_progress,work,_sql_handler,tick,version,schema_version,error_codes}'::text[]),
         ('operator',
-            '{declare_queue,pause_queue,resume_queue,cancel_job,job,retry_dlq,purge_dlq,queue_counts,queue_depths,'
-            'ring_status,set_setting,verify,tick,version,schema_version,error_codes}'::text[]),
+            '{declare_queue,pause_queue,resume_queue,drain_queue,cancel_job,retry_job,update_job,job,retry_dlq,'
+            'purge_dlq,explain_job,queue_counts,queue_depths,ring_status,set_setting,register_sql_handler,verify,tick,'
+            'api,version,schema_version,error_codes}'::text[]),
         ('reader',
-            '{job,queue_counts,queue_depths,ring_status,version,schema_version,error_codes}'::text[])
+            '{job,explain_job,queue_counts,queue_depths,ring_status,api,version,schema_version,error_codes}'::text[])
         ) c (capability, functions),
         unnest(c.functions) f
     UNION ALL
@@ -31,6 +32,22 @@ AS $function$
          unnest('{_list_jobs,_list_terminal,_list_dlq,_list_queues,_list_instances,_list_settings}'::text[]) f
 $function$;
 COMMENT ON FUNCTION @extschema@._capabilities() IS 'Internal: functions and views of each capability.';
+
+CREATE OR REPLACE FUNCTION @extschema@.api()
+RETURNS SETOF @extschema@.api_function
+LANGUAGE sql STABLE PARALLEL SAFE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $function$
+    SELECT p.proname::text, pg_get_function_arguments(p.oid), pg_get_function_result(p.oid),
+           ARRAY(SELECT c.capability FROM @extschema@._capabilities() c
+                 WHERE c.object_class = 'function' AND c.object_name = p.proname ORDER BY 1),
+           obj_description(p.oid, 'pg_proc')
+    FROM pg_proc p
+    WHERE p.pronamespace = '@extschema@'::regnamespace AND NOT starts_with(p.proname, '_')
+    ORDER BY p.proname
+$function$;
+COMMENT ON FUNCTION @extschema@.api() IS
+    'The public functions, from the catalog: arguments, result, who may call them, and what they do.';
 
 CREATE OR REPLACE FUNCTION @extschema@._grant(p_capability text, p_role regrole)
 RETURNS void

@@ -340,6 +340,29 @@ def fail_all(dsn: str, queue: str) -> None:
         )
 
 
+def test_a_job_is_changed_and_retried(database: Database) -> None:
+    job_id = awa(database.dsn, "insert", "report", "--json").json["job_id"]
+    changes = '{"priority": 1, "args": {"page": 2}}'
+    assert awa(database.dsn, "jobs", "update", job_id, changes).out == "available\n"
+    shown = awa(database.dsn, "jobs", "show", job_id, "--json").json
+    assert (shown["priority"], shown["args"]) == (1, {"page": 2})
+    assert awa(database.dsn, "jobs", "retry", job_id).code == 1
+    explained = awa(database.dsn, "jobs", "explain", job_id)
+    assert explained.out.startswith(f"Job {job_id} is available, but no live worker")
+    awa(database.dsn, "jobs", "cancel", job_id)
+    assert awa(database.dsn, "jobs", "retry", job_id, "-q", "slow").out == f"{job_id}  available\n"
+    assert awa(database.dsn, "jobs", "show", job_id, "--json").json["queue"] == "slow"
+
+
+def test_a_queue_is_drained(database: Database) -> None:
+    for _ in range(3):
+        awa(database.dsn, "insert", "report", "-q", "mail")
+    assert awa(database.dsn, "queues", "drain", "mail").code == 1  # nobody said yes
+    drained = awa(database.dsn, "queues", "drain", "mail", "--yes", "--reason", "moved", "--json")
+    assert drained.json == {"queue": "mail", "cancelled": 3}
+    assert awa(database.dsn, "queues", "drain", "mail", "--yes").out == "0 cancelled\n"
+
+
 def test_dead_letters_are_listed_retried_and_purged(database: Database) -> None:
     dsn = database.dsn
     awa(dsn, "queues", "declare", "mail", "--dlq")

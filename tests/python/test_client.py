@@ -70,6 +70,7 @@ PYTHON_TYPES = {
     "jsonb": {"Json", "Options", "Sequence[Mapping[str, Json]]"},
     "jsonb[]": {"Sequence[Json]"},
     "bigint[]": {"Sequence[int]"},
+    "regprocedure": {"str"},
 }
 SCALARS = {
     "bigint": int,
@@ -105,6 +106,37 @@ def test_a_call_has_the_names_and_types_of_its_function(
         [returned],
     )
     assert list(row_type.__dataclass_fields__) == [column for (column,) in columns]
+
+
+def test_jobs_are_retried_changed_and_drained(client: awa.Client) -> None:
+    job_id = client.insert_job("k").job_id
+    client.cancel_job(job_id)
+    assert client.retry_job(job_id, opts={"priority": 3}).state == "available"
+    assert client.update_job(job_id, {"priority": 1, "metadata": {"by": "hand"}}) == "available"
+    info = client.job(job_id)
+    assert (info.priority, info.metadata) == (1, {"by": "hand"})
+    with pytest.raises(awa.WrongState):
+        client.retry_job(job_id)
+    assert [client.drain_queue("default"), client.drain_queue("default")] == [1, 0]
+
+
+def test_a_job_runs_in_the_database_and_is_explained(
+    client: awa.Client, conn: psycopg.Connection
+) -> None:
+    conn.execute(
+        "CREATE FUNCTION twice(args jsonb) RETURNS jsonb LANGUAGE sql"
+        " AS 'SELECT to_jsonb((args ->> ''n'')::integer * 2)'"
+    )
+    client.register_sql_handler("twice", "public.twice(jsonb)")
+    job_id = client.insert_job("twice", {"n": 4}, opts={"keep_result": True}).job_id
+    explanation = client.explain_job(job_id)
+    assert explanation.sentence.endswith("the next work() of it may run it.")
+    assert explanation.facts["has_sql_handler"] is True
+    report = client.work("default", max_jobs=5)
+    assert (report.claimed, report.completed) == (1, 1)
+    assert client.job(job_id).result == 8
+    client.register_sql_handler("twice", None)
+    assert "work" in {function.name for function in client.api()}
 
 
 # In the contract, and written in SQL for other languages or for operators at a psql prompt.

@@ -24,6 +24,7 @@ from .errors import (
 from .handlers import CallNext, Handlers, Middleware, Task
 from .job import Job
 from .models import (
+    ApiFunction,
     ClaimedJob,
     ClaimStatus,
     ErrorCode,
@@ -31,6 +32,7 @@ from .models import (
     FinishResult,
     HeartbeatResult,
     InsertResult,
+    JobExplanation,
     JobInfo,
     Json,
     QueueCount,
@@ -38,13 +40,17 @@ from .models import (
     RingSlotStatus,
     Setting,
     TickReport,
+    WorkReport,
 )
 from .outcomes import Cancel, Fail, Outcome, RetryAfter, Snooze
+from .pacing import AsyncPacedProducer, PacedProducer
 from .retry import Exponential, Fixed
 from .worker import Worker, run
 
 __all__ = [
+    "ApiFunction",
     "AsyncClient",
+    "AsyncPacedProducer",
     "AwaError",
     "Backpressure",
     "CallNext",
@@ -64,6 +70,7 @@ __all__ = [
     "InsertResult",
     "InvalidArgument",
     "Job",
+    "JobExplanation",
     "JobInfo",
     "Json",
     "LimitExceeded",
@@ -71,6 +78,7 @@ __all__ = [
     "NotEnabled",
     "NotFound",
     "Outcome",
+    "PacedProducer",
     "ParentFailed",
     "QueueCount",
     "QueueDepth",
@@ -84,6 +92,7 @@ __all__ = [
     "TickReport",
     "UniqueConflict",
     "VersionMismatch",
+    "WorkReport",
     "Worker",
     "WrongIsolation",
     "WrongState",

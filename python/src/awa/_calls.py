@@ -376,6 +376,22 @@ def tick(*, budget: Options | None = None, schema: str = DEFAULT_SCHEMA) -> Call
     return _call(schema, "tick", models.TickReport, {"budget": _json(budget, "budget")})
 
 
+def work(
+    queue: str,
+    *,
+    max_jobs: int | None = None,
+    opts: Options | None = None,
+    schema: str = DEFAULT_SCHEMA,
+) -> Call[models.WorkReport]:
+    """Run jobs whose kind is bound to a function of the database."""
+    return _call(
+        schema,
+        "work",
+        models.WorkReport,
+        {"queue": queue, "max_jobs": max_jobs, "opts": _json(opts, "opts")},
+    )
+
+
 # Operators
 
 
@@ -401,6 +417,29 @@ def cancel_job(
 ) -> Call[str]:
     """Cancel a job in whatever state it is; the answer says what it was."""
     return _call(schema, "cancel_job", str, {"job_id": job_id, "reason": reason})
+
+
+def drain_queue(
+    queue: str, *, opts: Options | None = None, schema: str = DEFAULT_SCHEMA
+) -> Call[int]:
+    """Cancel waiting jobs of a queue; how many, 0 when none is left."""
+    return _call(schema, "drain_queue", int, {"queue": queue, "opts": _json(opts, "opts")})
+
+
+def retry_job(
+    job_id: int, *, opts: Options | None = None, schema: str = DEFAULT_SCHEMA
+) -> Call[models.InsertResult]:
+    """Make a job that failed, was cancelled or waits run now."""
+    return _call(
+        schema, "retry_job", models.InsertResult, {"job_id": job_id, "opts": _json(opts, "opts")}
+    )
+
+
+def update_job(job_id: int, changes: Options, *, schema: str = DEFAULT_SCHEMA) -> Call[str]:
+    """Change a job that waits; its state afterwards."""
+    return _call(
+        schema, "update_job", str, {"job_id": job_id, "changes": _json(changes, "changes")}
+    )
 
 
 def retry_dlq(
@@ -435,6 +474,28 @@ def ring_status(*, schema: str = DEFAULT_SCHEMA) -> Call[models.RingSlotStatus]:
 def job(job_id: int, *, schema: str = DEFAULT_SCHEMA) -> Call[models.JobInfo]:
     """Everything known about a job."""
     return _call(schema, "job", models.JobInfo, {"job_id": job_id})
+
+
+def explain_job(job_id: int, *, schema: str = DEFAULT_SCHEMA) -> Call[models.JobExplanation]:
+    """Why a job is where it is."""
+    return _call(schema, "explain_job", models.JobExplanation, {"job_id": job_id})
+
+
+def register_sql_handler(
+    kind: str, handler: str | None, *, schema: str = DEFAULT_SCHEMA
+) -> Call[None]:
+    """Bind a kind to a function that work() runs; None unbinds it."""
+    return _call(
+        schema,
+        "register_sql_handler",
+        type(None),
+        {"kind": kind, "handler": "-" if handler is None else handler},
+    )
+
+
+def api(*, schema: str = DEFAULT_SCHEMA) -> Call[models.ApiFunction]:
+    """The public functions, from the catalog."""
+    return _call(schema, "api", models.ApiFunction, {})
 
 
 def set_setting(name: str, value: str, *, schema: str = DEFAULT_SCHEMA) -> Call[None]:

@@ -70,6 +70,11 @@ class AsyncClient:
         if self._own is not None and not self._own.closed:
             await self._own.close()
 
+    @property
+    def joins_a_transaction(self) -> bool:
+        """Whether the client works on a connection of the caller's."""
+        return self._conn is not None
+
     # Producers
 
     async def insert_job(
@@ -287,6 +292,18 @@ class AsyncClient:
         """One bounded round of maintenance."""
         return await self._all(_calls.tick(budget=budget, schema=self.schema), conn)
 
+    async def work(
+        self,
+        queue: str,
+        *,
+        max_jobs: int | None = None,
+        opts: Options | None = None,
+        conn: AsyncConnection[Any] | None = None,
+    ) -> models.WorkReport:
+        """Run jobs whose kind is bound to a function of the database, in one transaction."""
+        call = _calls.work(queue, max_jobs=max_jobs, opts=opts, schema=self.schema)
+        return await self._one(call, conn)
+
     # Operators
 
     async def declare_queue(
@@ -316,6 +333,32 @@ class AsyncClient:
     ) -> str:
         """Cancel a job in whatever state it is; the answer says what it was."""
         return await self._one(_calls.cancel_job(job_id, reason=reason, schema=self.schema), conn)
+
+    async def drain_queue(
+        self,
+        queue: str,
+        *,
+        opts: Options | None = None,
+        conn: AsyncConnection[Any] | None = None,
+    ) -> int:
+        """Cancel waiting jobs of a queue, a portion a call; 0 when none is left."""
+        return await self._one(_calls.drain_queue(queue, opts=opts, schema=self.schema), conn)
+
+    async def retry_job(
+        self,
+        job_id: int,
+        *,
+        opts: Options | None = None,
+        conn: AsyncConnection[Any] | None = None,
+    ) -> models.InsertResult:
+        """Make a job that failed, was cancelled or waits run now."""
+        return await self._one(_calls.retry_job(job_id, opts=opts, schema=self.schema), conn)
+
+    async def update_job(
+        self, job_id: int, changes: Options, *, conn: AsyncConnection[Any] | None = None
+    ) -> str:
+        """Change a job that waits; its state afterwards."""
+        return await self._one(_calls.update_job(job_id, changes, schema=self.schema), conn)
 
     async def retry_dlq(
         self,
@@ -352,6 +395,22 @@ class AsyncClient:
     async def job(self, job_id: int, *, conn: AsyncConnection[Any] | None = None) -> models.JobInfo:
         """Everything known about a job."""
         return await self._one(_calls.job(job_id, schema=self.schema), conn)
+
+    async def explain_job(
+        self, job_id: int, *, conn: AsyncConnection[Any] | None = None
+    ) -> models.JobExplanation:
+        """Why a job is where it is: one sentence, and the facts."""
+        return await self._one(_calls.explain_job(job_id, schema=self.schema), conn)
+
+    async def register_sql_handler(
+        self, kind: str, handler: str | None, *, conn: AsyncConnection[Any] | None = None
+    ) -> None:
+        """Bind a kind to a function, such as 'app.send(jsonb)', that work() runs."""
+        await self._one(_calls.register_sql_handler(kind, handler, schema=self.schema), conn)
+
+    async def api(self, *, conn: AsyncConnection[Any] | None = None) -> list[models.ApiFunction]:
+        """The public functions, from the catalog."""
+        return await self._all(_calls.api(schema=self.schema), conn)
 
     async def settings(self, *, conn: AsyncConnection[Any] | None = None) -> list[models.Setting]:
         """The settings, their defaults and units."""

@@ -73,6 +73,11 @@ class Client:
         if self._own is not None and not self._own.closed:
             self._own.close()
 
+    @property
+    def joins_a_transaction(self) -> bool:
+        """Whether the client works on a connection of the caller's."""
+        return self._conn is not None
+
     # Producers
 
     def insert_job(
@@ -286,6 +291,18 @@ class Client:
         """One bounded round of maintenance."""
         return self._all(_calls.tick(budget=budget, schema=self.schema), conn)
 
+    def work(
+        self,
+        queue: str,
+        *,
+        max_jobs: int | None = None,
+        opts: Options | None = None,
+        conn: Connection[Any] | None = None,
+    ) -> models.WorkReport:
+        """Run jobs whose kind is bound to a function of the database, in one transaction."""
+        call = _calls.work(queue, max_jobs=max_jobs, opts=opts, schema=self.schema)
+        return self._one(call, conn)
+
     # Operators
 
     def declare_queue(
@@ -316,6 +333,32 @@ class Client:
         """Cancel a job in whatever state it is; the answer says what it was."""
         return self._one(_calls.cancel_job(job_id, reason=reason, schema=self.schema), conn)
 
+    def drain_queue(
+        self,
+        queue: str,
+        *,
+        opts: Options | None = None,
+        conn: Connection[Any] | None = None,
+    ) -> int:
+        """Cancel waiting jobs of a queue, a portion a call; 0 when none is left."""
+        return self._one(_calls.drain_queue(queue, opts=opts, schema=self.schema), conn)
+
+    def retry_job(
+        self,
+        job_id: int,
+        *,
+        opts: Options | None = None,
+        conn: Connection[Any] | None = None,
+    ) -> models.InsertResult:
+        """Make a job that failed, was cancelled or waits run now."""
+        return self._one(_calls.retry_job(job_id, opts=opts, schema=self.schema), conn)
+
+    def update_job(
+        self, job_id: int, changes: Options, *, conn: Connection[Any] | None = None
+    ) -> str:
+        """Change a job that waits; its state afterwards."""
+        return self._one(_calls.update_job(job_id, changes, schema=self.schema), conn)
+
     def retry_dlq(
         self,
         job_id: int,
@@ -345,6 +388,22 @@ class Client:
     def job(self, job_id: int, *, conn: Connection[Any] | None = None) -> models.JobInfo:
         """Everything known about a job."""
         return self._one(_calls.job(job_id, schema=self.schema), conn)
+
+    def explain_job(
+        self, job_id: int, *, conn: Connection[Any] | None = None
+    ) -> models.JobExplanation:
+        """Why a job is where it is: one sentence, and the facts."""
+        return self._one(_calls.explain_job(job_id, schema=self.schema), conn)
+
+    def register_sql_handler(
+        self, kind: str, handler: str | None, *, conn: Connection[Any] | None = None
+    ) -> None:
+        """Bind a kind to a function, such as 'app.send(jsonb)', that work() runs."""
+        self._one(_calls.register_sql_handler(kind, handler, schema=self.schema), conn)
+
+    def api(self, *, conn: Connection[Any] | None = None) -> list[models.ApiFunction]:
+        """The public functions, from the catalog."""
+        return self._all(_calls.api(schema=self.schema), conn)
 
     def settings(self, *, conn: Connection[Any] | None = None) -> list[models.Setting]:
         """The settings, their defaults and units."""

@@ -101,6 +101,38 @@ class TickReport:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkReport:
+    """What one call of work() did inside the database."""
+
+    queue: str
+    claimed: int
+    completed: int
+    failed: int
+    unknown: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobExplanation:
+    """Why a job is where it is: a sentence for people, facts for programs."""
+
+    job_id: int
+    state: str
+    sentence: str
+    facts: Json
+
+
+@dataclass(frozen=True, slots=True)
+class ApiFunction:
+    """One public function; without capabilities it is for the owner alone."""
+
+    name: str
+    arguments: str
+    returns: str
+    capabilities: list[str]
+    description: str
+
+
+@dataclass(frozen=True, slots=True)
 class JobInfo:
     """Everything known about a job; state `pruned` when only its end is."""
 

@@ -29,6 +29,13 @@ SELECT lives_ok($$ SELECT awa.set_setting('aging_seconds' COLLATE test.caseless,
 SELECT is(awa.ordering_shard('A' COLLATE test.caseless, 64), awa.ordering_shard('A', 64), 'ordering_shard hashes bytes');
 SELECT is(awa.cancel_job((awa.insert_job('k', queue => 'q')).job_id, 'why' COLLATE test.caseless) COLLATE "C", 'cancelled',
     'cancel_job takes any collation');
+SELECT awa.insert_many('k', '{1,2}', n.queue) FROM test.names n \g /dev/null
+SELECT is(awa.drain_queue(n.plain), 1::bigint, 'drain_queue drains') FROM test.names n;
+SELECT is(awa.drain_queue(n.queue), 2::bigint, 'that one queue') FROM test.names n;
+CREATE FUNCTION test.handler(args jsonb) RETURNS void LANGUAGE sql AS '';
+SELECT lives_ok($$ SELECT awa.register_sql_handler('K' COLLATE test.caseless, 'test.handler(jsonb)') $$, 'register_sql_handler takes any collation');
+SELECT awa.insert_job('k', queue => n.queue), awa.insert_job('K', queue => n.queue) FROM test.names n \g /dev/null
+SELECT results_eq($$ SELECT w.completed, w.unknown FROM test.names n, LATERAL awa.work(n.queue) w $$, $$ VALUES (1, 1) $$, 'work tells kinds and queues apart');
 \else
 SELECT skip('this server has no ICU', 1);
 \endif

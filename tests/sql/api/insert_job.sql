@@ -84,7 +84,7 @@ FROM (VALUES
 SELECT test.refuses(format('SELECT awa.insert_job(''k'', queue => ''no'', opts => %L)', v.opts), v.state, v.pattern, 'refused option: ' || left(v.opts, 60))
 FROM (VALUES
     ('{"tag": []}', '22023', '%unknown option tag%'), ('{"TAGS": []}', '22023', '%unknown option%'),
-    ('{"backpressure": "off"}', 'JQ007', 'option "backpressure"%'),
+    ('{"backpressure": "on"}', '22023', 'option "backpressure"%'),
     ('{"after": [1]}', 'JQ007', 'option "after"%'), ('{"on_parent_failure": "x"}', 'JQ007', 'option "on_parent_failure"%'),
     ('{"concurrency_key": "x"}', 'JQ007', 'option "concurrency_key"%'),
     ('{"tags": "x"}', '22023', 'option "tags"%'), ('{"tags": [1]}', '22023', 'option "tags"%'), ('{"tags": [""]}', '22023',

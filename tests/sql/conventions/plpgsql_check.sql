@@ -8,6 +8,8 @@ SELECT EXISTS (SELECT FROM pg_extension e WHERE e.extname = 'plpgsql_check') AS 
 CREATE TEMP TABLE accepted (name text, pattern text, reason text);
 INSERT INTO accepted VALUES
     ('_cancel_job', 'control reached end of function%', 'ends by _refuse'),
+    ('_retry_job', 'control reached end of function%', 'ends by _refuse'),
+    ('_update_job', 'control reached end of function%', 'ends by _refuse'),
     ('_parse_job', 'control reached end of function%', 'ends by _refuse'),
     ('_parse_run_at', 'control reached end of function%', 'ends by _refuse'),
     ('_find_done', 'cannot determinate a result of dynamic SQL', 'a row type whose columns are checked at install'),
@@ -18,6 +20,7 @@ INSERT INTO accepted VALUES
     ('_create_leaves', 'text type variable is not sanitized', 'index definitions from tables.sql'),
     ('_prune_slot', 'text type variable is not sanitized', 'leaf names from _ring_tables'),
     ('_waiting_lanes', 'text type variable is not sanitized', 'numbers only'),
+    ('work', 'text type variable is not sanitized', 'a name from the catalog, quoted by regproc'),
     ('set_owner', 'text type variable is not sanitized', 'names from the catalog, quoted by regclass and regrole');
 
 CREATE TEMP VIEW findings AS

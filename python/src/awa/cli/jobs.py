@@ -1,4 +1,4 @@
-"""`awa insert` and `awa jobs`: enqueue jobs, look at them, cancel them."""
+"""`awa insert` and `awa jobs`: enqueue jobs, look at them, cancel, retry and change them."""
 
 from __future__ import annotations
 
@@ -131,13 +131,16 @@ def jobs(
     kind: str | None,
     limit: int,
 ) -> None:
-    """List jobs, newest first; show or cancel one.
+    """List jobs, newest first; show, cancel, retry or change one.
 
     \b
     Examples:
       awa jobs --state retryable --limit 10
       awa jobs show 4398046511105
+      awa jobs explain 4398046511105
       awa jobs cancel 4398046511105 --reason "sent twice"
+      awa jobs retry 4398046511105
+      awa jobs update 4398046511105 '{"priority": 1, "args": {"to": "b@example.org"}}'
     """
     if ctx.invoked_subcommand is not None:
         return
@@ -166,6 +169,20 @@ def show(options: Options, job_id: int) -> None:
 
 @jobs.command()
 @click.argument("job_id", type=int)
+@common_options
+@pass_options
+def explain(options: Options, job_id: int) -> None:
+    """Say in one sentence why a job is where it is, and name the facts."""
+    with options.connect() as db:
+        [answer] = db.call("explain_job", job_id=job_id)
+    if options.json:
+        click.echo(as_json(answer))
+    else:
+        click.echo(f"{answer['sentence']}\n\n{as_record(answer['facts'])}")
+
+
+@jobs.command()
+@click.argument("job_id", type=int)
 @click.option("--reason", help="Kept with the job.")
 @common_options
 @pass_options
@@ -174,3 +191,29 @@ def cancel(options: Options, job_id: int, reason: str | None) -> None:
     with options.connect() as db:
         answer = db.ask("cancel_job", job_id=job_id, **present(reason=reason))
     click.echo(as_json({"job_id": job_id, "answer": answer}) if options.json else answer)
+
+
+@jobs.command()
+@click.argument("job_id", type=int)
+@click.option("-q", "--queue", help="Another queue.")
+@click.option("-p", "--priority", type=int, help="Another priority.")
+@click.option("--delay", "delay_seconds", type=float, help="Not before so many seconds from now.")
+@common_options
+@pass_options
+def retry(options: Options, /, job_id: int, **opts: object) -> None:
+    """Make a job that failed, was cancelled or waits for its time run now."""
+    with options.connect() as db:
+        [result] = db.call("retry_job", job_id=job_id, opts=json.dumps(present(**opts)))
+    click.echo(as_json(result) if options.json else f"{result['job_id']}  {result['state']}")
+
+
+@jobs.command()
+@click.argument("job_id", type=int)
+@click.argument("changes", metavar="CHANGES_JSON", type=_JsonObject())
+@common_options
+@pass_options
+def update(options: Options, job_id: int, changes: str) -> None:
+    """Change a job that waits: args, queue, priority, run_at, max_attempts, tags and so on."""
+    with options.connect() as db:
+        state = db.ask("update_job", job_id=job_id, changes=changes)
+    click.echo(as_json({"job_id": job_id, "state": state}) if options.json else state)

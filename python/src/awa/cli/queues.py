@@ -1,16 +1,21 @@
-"""`awa queues`: count, watch, declare, pause and resume."""
+"""`awa queues`: count, watch, declare, pause, resume and drain."""
 
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Iterator
 from contextlib import ExitStack
 
 import click
+import psycopg
 
-from .database import Row, present
+from .database import Database, Row, present
 from .loop import rounds
 from .options import Options, Seconds, common_options, pass_options
 from .output import as_json, as_table, live_view
+
+_PATIENCE = 10.0  # seconds that drain goes on without getting anywhere
 
 _COUNTS = (
     "queue",
@@ -47,6 +52,7 @@ def queues(ctx: click.Context, options: Options, watch: bool, every: float) -> N
       awa queues lanes
       awa queues declare mail --shards 4 --dlq
       awa queues pause mail
+      awa queues drain mail --yes
     """
     if ctx.invoked_subcommand is not None:
         return
@@ -114,6 +120,36 @@ def resume(options: Options, queue: str) -> None:
     with options.connect() as db:
         changed = db.ask("resume_queue", queue=queue)
     _say(options, queue, "resumed" if changed else "was not paused")
+
+
+@queues.command()
+@click.argument("queue")
+@click.option("--reason", help="Kept with the jobs.")
+@click.confirmation_option(prompt="Cancel every job of the queue that waits?")
+@common_options
+@pass_options
+def drain(options: Options, queue: str, reason: str | None) -> None:
+    """Cancel all jobs of a queue that wait; running ones go on."""
+    with options.connect() as db:
+        drained = sum(_portions(db, queue, json.dumps(present(reason=reason))))
+    answer = {"queue": queue, "cancelled": drained}
+    click.echo(as_json(answer) if options.json else f"{drained} cancelled")
+
+
+def _portions(db: Database, queue: str, opts: str) -> Iterator[int]:
+    patience = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            portion = db.ask("drain_queue", queue=queue, opts=opts)
+        except psycopg.errors.SerializationFailure:  # a claim has the lane
+            if time.monotonic() > patience:
+                raise
+            time.sleep(0.02)
+            continue
+        if portion == 0:
+            return
+        patience = time.monotonic() + _PATIENCE
+        yield portion
 
 
 def _say(options: Options, queue: str, answer: str) -> None:
