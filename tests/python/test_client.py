@@ -204,7 +204,7 @@ def test_own_connections_are_read_committed_whatever_the_default(
 
 def test_making_a_client_touches_nothing() -> None:
     awa.Client("host=/nonexistent").close()
-    with pytest.raises(TypeError, match="a DSN, a ConnectionPool or a Connection is needed"):
+    with pytest.raises(TypeError, match="a DSN, a ConnectionPool or a connection of psycopg"):
         awa.Client(5)  # type: ignore[arg-type]
 
 

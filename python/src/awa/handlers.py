@@ -10,8 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast, overload
 
-from psycopg import AsyncConnection, Connection
-
+from ._adapters import AsyncCallerConnection, CallerConnection, is_async
 from ._decode import Decoder, Mismatch, compile_type, decode_fields
 from .async_client import AsyncClient
 from .client import Client
@@ -23,8 +22,8 @@ from .retry import Policy, Retry, as_policy
 P = ParamSpec("P")
 R = TypeVar("R")
 
-SyncTarget = Client | Connection[Any]
-AsyncTarget = AsyncClient | AsyncConnection[Any]
+SyncTarget = Client | CallerConnection
+AsyncTarget = AsyncClient | AsyncCallerConnection
 CallNext = Callable[[Job], Awaitable[Any]]
 Middleware = Callable[[Job, CallNext], Awaitable[Any]]
 
@@ -247,12 +246,12 @@ class Insertion(Generic[P]):
         payload = self._task.parameters.encode(*args, **kwargs)
         arguments = self._options.insert_arguments()
         client: Client | AsyncClient
-        if isinstance(target, Connection):
-            client = Client(target)
-        elif isinstance(target, AsyncConnection):
+        if isinstance(target, Client | AsyncClient):
+            client = target
+        elif is_async(target):
             client = AsyncClient(target)
         else:
-            client = target
+            client = Client(cast(CallerConnection, target))
         return client.insert_job(self._task.kind, payload, **arguments)
 
     def item(self, *args: P.args, **kwargs: P.kwargs) -> dict[str, Json]:

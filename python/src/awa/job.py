@@ -6,10 +6,9 @@ import asyncio
 import json
 from collections.abc import Awaitable, Coroutine, Generator
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, cast, overload
 
-from psycopg import AsyncConnection, Connection
-
+from ._adapters import AsyncCallerConnection, CallerConnection, is_async
 from ._codec import dump_json
 from .async_client import AsyncClient
 from .client import Client
@@ -221,15 +220,15 @@ class Job:
         return _Ready(asyncio.run_coroutine_threadsafe(sending, worker.loop).result())
 
     @overload
-    def complete(self, conn: Connection[Any], result: Json = None) -> FinalizationReceipt: ...
+    def complete(self, conn: CallerConnection, result: Json = None) -> FinalizationReceipt: ...
 
     @overload
     def complete(
-        self, conn: AsyncConnection[Any], result: Json = None
+        self, conn: AsyncCallerConnection, result: Json = None
     ) -> Coroutine[Any, Any, FinalizationReceipt]: ...
 
     def complete(
-        self, conn: Connection[Any] | AsyncConnection[Any], result: Json = None
+        self, conn: CallerConnection | AsyncCallerConnection, result: Json = None
     ) -> FinalizationReceipt | Coroutine[Any, Any, FinalizationReceipt]:
         """Complete the job in the transaction of this connection, which the caller commits.
 
@@ -243,9 +242,11 @@ class Job:
             )
         opts = None if result is None else {"result": result}
         schema = self._dispatcher.worker.schema
-        if isinstance(conn, AsyncConnection):
+        if is_async(conn):
             return AsyncClient(conn, schema=schema).complete_job(*self.token, opts=opts)
-        return Client(conn, schema=schema).complete_job(*self.token, opts=opts)
+        return Client(cast(CallerConnection, conn), schema=schema).complete_job(
+            *self.token, opts=opts
+        )
 
     def __repr__(self) -> str:
         return f"<awa.Job {self.id} {self.kind} attempt {self.attempt}/{self.max_attempts}>"
