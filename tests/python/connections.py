@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import os
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
@@ -20,6 +22,10 @@ from psycopg.conninfo import conninfo_to_dict
 
 import awa
 from awa._adapters import is_async
+
+# Scenarios are asyncio code also around blocking libraries.
+os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "true"
+_django_settings = threading.Lock()
 
 
 async def resolved(value: Any) -> Any:
@@ -85,10 +91,12 @@ def django_connection(dsn: str) -> Any:
         database = {"ENGINE": "django.db.backends.postgresql", "NAME": "later"}
         django.conf.settings.configure(DATABASES={"default": database}, USE_TZ=False)
         django.setup()
-    connection = django.db.connections["default"]
-    connection.settings_dict.update(
-        NAME=given["dbname"], USER=given["user"], HOST=given["host"], PORT=str(given["port"])
-    )
+    with _django_settings:  # shared by the threads, the connection is not
+        connection = django.db.connections["default"]
+        connection.settings_dict.update(
+            NAME=given["dbname"], USER=given["user"], HOST=given["host"], PORT=str(given["port"])
+        )
+        connection.ensure_connection()
     return connection
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import os
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import UTC, datetime
@@ -21,8 +20,6 @@ from awa._adapters import _interval, numbered
 from conftest import Database, DatabaseServer
 from connections import LIBRARIES, Application, Make, django_connection, url
 from engine import Attempt, claim_all, insert
-
-os.environ.setdefault("DJANGO_ALLOW_ASYNC_UNSAFE", "true")
 
 Scenario = Callable[[Application], Awaitable[None]]
 

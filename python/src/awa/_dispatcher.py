@@ -454,7 +454,7 @@ class Dispatcher:
         finisher = self.worker.finisher
         task = self._tasks[job.kind]
         check = task.completes_itself
-        if job._cancelled or job.lease_lost:
+        if (job._cancelled or job.lease_lost) and not check:
             finisher.drop(job)
         elif isinstance(value, Outcome):
             finisher.put(job, outcome_item(value), check=check)
@@ -504,7 +504,7 @@ class Dispatcher:
             finisher.put(
                 job, {"outcome": "retry", "delay_seconds": 0, "error": reason}, check=check
             )
-        elif job._cancelled or job.lease_lost:
+        elif (job._cancelled or job.lease_lost) and not check:
             finisher.drop(job)
         elif isinstance(error, Outcome):
             finisher.put(job, outcome_item(error), check=check)
