@@ -114,7 +114,7 @@ class Dispatcher:
         self._tasks: dict[str, Task[..., Any]] = {}
         self._plain: frozenset[str] = frozenset()
         # Kinds without a handler that were logged already.
-        self._unknown: set[str] = set()
+        self.unknown: set[str] = set()
         self.stragglers: list[Job] = []
 
     # Life cycle
@@ -196,8 +196,8 @@ class Dispatcher:
             self.stop_job(job, "closed")
 
     def _note_unknown(self, kind: str) -> None:
-        if kind not in self._unknown:
-            self._unknown.add(kind)
+        if kind not in self.unknown:
+            self.unknown.add(kind)
             logger.warning(
                 'queue "%s" has jobs of kind "%s", which has no handler here: they are handed back',
                 self.queue,
