@@ -22,7 +22,7 @@ SELECT is(test.status(:'job'), 'open', 'S2: its attempt is open');
 -- S3: completion happens once; the same call again says so.
 SELECT is(test.finish(:'job', 'completed'), 'done', 'S3: an attempt is completed');
 SELECT is(test.finish(:'job', 'completed'), 'already_done', 'S3: the same completion again is already done');
-SELECT is(test.state(:'job'), 'completed', 'S3: the job is completed');
+SELECT is(test.state(:'job'::jsonb), 'completed', 'S3: the job is completed');
 
 -- S4: a stale attempt changes nothing.
 SELECT test.start('s4') AS old \gset
@@ -33,7 +33,7 @@ SELECT is(test.finish(:'old', v.outcome, v.more), 'stale', format('S4: %s by the
 FROM (VALUES ('completed', '{}'::jsonb), ('snooze', '{"delay_seconds": 1}'), ('cancel', '{}'), ('fail', '{}'), ('released', '{}')) v (outcome, more);
 SELECT is(test.progress(:'old', '1'), false, 'S4: its progress is refused');
 SELECT test.refuses(format('SELECT test.complete(%L)', :'old'), 'JQ001', '%no longer current%', 'S4: complete_job by the old attempt raises JQ001');
-SELECT is(test.state(:'new'), 'running', 'S4: the new attempt still runs');
+SELECT is(test.state(:'new'::jsonb), 'running', 'S4: the new attempt still runs');
 
 -- S5: attempts count from 1, the lease rises with each claim and is never given back.
 SELECT results_eq(format('SELECT (%L::jsonb ->> ''attempt'')::int, (%1$L::jsonb ->> ''run_lease'')::int', :'new'), $$ VALUES (2, 2) $$, 'S5: a retry has the next attempt and lease');
@@ -115,7 +115,7 @@ SELECT test.rescue('1 day') \g /dev/null
 SELECT test.rescue('2 days') \g /dev/null
 SELECT is(test.status(:'job'), 'rescued', 'S15: the attempt is rescued');
 SELECT is(test.finish(:'job', 'completed'), 'stale', 'S15: its completion is stale');
-SELECT is(test.state(:'job'), 'retryable', 'S15: the job will run again');
+SELECT is(test.state(:'job'::jsonb), 'retryable', 'S15: the job will run again');
 
 -- S16: mistakes have their SQLSTATE, name the field and give a hint.
 SELECT test.refuses('SELECT awa.insert_job(''k'', opts => ''{"nonsense": 1}'')', '22023', '%nonsense%', 'S16: an unknown option');
