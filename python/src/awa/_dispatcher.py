@@ -13,13 +13,13 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any, cast
 
 from ._batches import Batch
 from ._codec import dump_json
 from ._decode import Mismatch
-from ._invoke import RAISED_GENERATOR_EXIT, Run, compose, rest_of
+from ._executors import NotStarted
+from ._invoke import RAISED_GENERATOR_EXIT, Run, rest_of
 from ._results import (
     error_outcome,
     error_text,
@@ -119,13 +119,10 @@ class Dispatcher:
 
     # Life cycle
 
-    def start(self, handlers: Mapping[str, Task[..., Any]], executor: Executor) -> None:
+    def start(self, runs: Mapping[Task[..., Any], Run]) -> None:
         """Start claiming."""
-        self._tasks = dict(handlers)
-        self._runs = {
-            kind: compose(task, executor, self.worker.middleware)
-            for kind, task in self._tasks.items()
-        }
+        self._tasks = {task.kind: task for task in runs}
+        self._runs = {task.kind: run for task, run in runs.items()}
         self._plain = frozenset(
             kind for kind, task in self._tasks.items() if not task.completes_itself
         )
@@ -180,7 +177,9 @@ class Dispatcher:
                 if job._dispatcher is not self or job._state != RUNNING or job._task is None:
                     continue
                 future = job._future
-                if future is not None and not future.done() and not future.cancel():
+                runs_elsewhere = future is not None and not future.done() and not future.cancel()
+                # A process is killed, a thread keeps its job.
+                if runs_elsewhere and not (job._pool is not None and job._pool.kill()):
                     self.stragglers.append(job)
                 self.stop_job(job, "shutdown")
 
@@ -508,6 +507,10 @@ class Dispatcher:
             finisher.drop(job)
         elif isinstance(error, Outcome):
             finisher.put(job, outcome_item(error), check=check)
+        elif isinstance(error, NotStarted):
+            # No fault of the job's: another worker gets it.
+            finisher.put(job, {"outcome": "released", "reason": "executor"})
+            self.worker.broken(error)
         elif isinstance(error, Mismatch):
             logger.error("%r: arguments do not fit: %s", job, error)
             finisher.put(job, failure(f"arguments do not fit: {error}", "invalid_arguments"))

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from ._batches import Batch
     from ._dispatcher import Dispatcher
+    from ._executors import Pool
 
 # Columns of a claim, in the order of a row; bytes stand for jsonb and timestamptz until read.
 COLUMNS = (
@@ -90,6 +91,7 @@ class Job:
         "_cancelled",
         "_dispatcher",
         "_future",
+        "_pool",
         "_progress",
         "_row",
         "_state",
@@ -107,6 +109,7 @@ class Job:
         self._state = WAITING
         self._task: asyncio.Task[None] | None = None
         self._future: Future[Any] | None = None
+        self._pool: Pool | None = None
         # Why the worker interrupts the handler: "closed" or "shutdown".
         self._stop: str | None = None
         self._cancelled = False
@@ -253,7 +256,13 @@ class Job:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # What a process pool gets: the values, without the worker.
-        return _detached, (self._row, self.queue)
+        worker = self._dispatcher.worker
+        return _detached, (
+            self._row,
+            self.queue,
+            worker.schema,
+            worker.completes_itself(self.kind),
+        )
 
 
 class _Ready:
@@ -271,15 +280,21 @@ class _Ready:
 
 
 class _Detached:
-    """Stands for the worker in another process, where its calls cannot be made."""
+    """Stands for dispatcher and worker in another process: completes, and does nothing else."""
 
-    def __init__(self, queue: str) -> None:
+    def __init__(self, queue: str, schema: str, completes_itself: bool) -> None:
         self.queue = queue
+        self.schema = schema
+        self._completes_itself = completes_itself
+        self.worker = self
 
-    @property
-    def worker(self) -> Any:
-        raise RuntimeError("this call needs the worker's own process")
+    def completes_itself(self, kind: str) -> bool:
+        return self._completes_itself
+
+    def send_progress(self, job: Job, value: Json) -> Any:
+        raise RuntimeError("set_progress needs the worker's own process: use a thread for it")
 
 
-def _detached(row: Row, queue: str) -> Job:
-    return Job(row, None, _Detached(queue))  # type: ignore[arg-type]
+def _detached(row: Row, queue: str, schema: str, completes_itself: bool) -> Job:
+    stand_in = _Detached(queue, schema, completes_itself)
+    return Job(row, None, stand_in)  # type: ignore[arg-type]
