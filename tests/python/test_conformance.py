@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -37,12 +38,15 @@ Verdicts = dict[str, dict[str, str]]
 
 
 def install_pg() -> None:
-    """Fetch Node's `pg` into build/, once."""
-    if not (NODE_MODULES / "pg").is_dir():
-        NODE_MODULES.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(WORKERS / "package.json", NODE_MODULES.parent)
-        npm = ["npm", "install", "--no-audit", "--no-fund", "--silent"]
-        subprocess.run(npm, cwd=NODE_MODULES.parent, check=True)
+    """Fetch Node's `pg` into build/, once, also when both versions are tested side by side."""
+    folder = NODE_MODULES.parent
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (NODE_MODULES / "pg").is_dir():
+            shutil.copy(WORKERS / "package.json", folder)
+            npm = ["npm", "install", "--no-audit", "--no-fund", "--silent"]
+            subprocess.run(npm, cwd=folder, check=True)
 
 
 def check(command: str, database: Database, psql: Path) -> tuple[int, Verdicts]:
