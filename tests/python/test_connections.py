@@ -203,6 +203,9 @@ def test_every_library_reads_the_same_values(
             ("schema_version",),
             ("attempt_status", *token),
             ("ordering_shard", "key", 8),
+            ("concurrency_digest", "key"),
+            ("unique_key", "k", {"a": 1}),
+            ("cancel_by_unique_key", bytes(16)),
         ):
             assert await app.call(name, *args) == getattr(client, name)(*args)
         [slot, *_] = await app.call("ring_status")

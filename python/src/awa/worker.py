@@ -24,6 +24,7 @@ from ._invoke import compose
 from ._maintenance import Maintenance
 from ._session import AsyncSession, Backoff, Outage, SessionSettings, logger
 from ._statements import Statements
+from ._threads import DaemonThreads
 from ._version import SCHEMA_VERSION, __version__
 from .errors import VersionMismatch, is_refusal, is_transient, translated
 from .handlers import Handlers, Middleware
