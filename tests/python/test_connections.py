@@ -204,7 +204,7 @@ def test_every_library_reads_the_same_values(
             ("attempt_status", *token),
             ("ordering_shard", "key", 8),
             ("concurrency_digest", "key"),
-            ("unique_key", "k", {"a": 1}),
+            ("unique_key", "k", None, {"a": 1}, 7),
             ("cancel_by_unique_key", bytes(16)),
         ):
             assert await app.call(name, *args) == getattr(client, name)(*args)
