@@ -122,11 +122,11 @@ def test_time_passes_for_everything_that_is_stored(
     [failing] = claim(conn, "fails")
     assert finish(conn, [failing.item("fail", reason="x")]) == ["done"]
     sandbox.advance(40)
-    assert tick(conn, "promote", "rescue")
+    assert tick(conn, "refill", "promote", "rescue")
     assert client.job(running.job_id).state == "running"
     assert client.job(due).state == "scheduled"
     sandbox.advance(61)
-    tick(conn, "promote", "rescue")
+    tick(conn, "refill", "promote", "rescue")
     assert client.job(running.job_id).state == "retryable"
     assert client.job(due).state == "available"
     assert client.job(failing.job_id).reason == "x"

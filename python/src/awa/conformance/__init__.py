@@ -206,7 +206,7 @@ class _Trial:
 
         def reached() -> bool:
             if help_out:
-                self.client.tick(budget={"steps": ["promote", "rescue"]})
+                self.client.tick(budget={"steps": ["refill", "promote", "rescue"]})
             info[:] = [self.client.job(job_id)]
             if _is_handed_back(info[0]) and not (info[0].kind or "").endswith("_unknown"):
                 raise _Cannot(f"no handler for kind {info[0].kind}")

@@ -137,7 +137,7 @@ class Database:
         end = time.monotonic() + timeout
         while True:
             # The worker shares this event loop, so it stands still while the database is asked.
-            promoted = client.tick(budget={"steps": ["promote"]})
+            promoted = client.tick(budget={"steps": ["refill", "promote"]})
             waiting = {q: client.queue_counts(q).available for q in worker.queues}
             if (
                 not any(waiting.values())
@@ -183,6 +183,15 @@ class Database:
                     sql.Identifier(self.schema, table), sql.SQL(", ").join(earlier)
                 )
                 conn.execute(update)
+            # Moments that the engine keeps in shared memory: forgotten, as after a crash.
+            conn.execute(
+                """
+                SELECT setval(s.seqrelid::regclass, s.seqstart, false)
+                FROM pg_sequence s JOIN pg_class c ON c.oid = s.seqrelid
+                WHERE c.relnamespace = %s::regnamespace AND c.relpersistence = 'u'
+                """,
+                [schema],
+            )
 
     # Looking
 
