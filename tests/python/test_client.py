@@ -236,7 +236,7 @@ def test_own_connections_are_read_committed_whatever_the_default(
 
 def test_making_a_client_touches_nothing() -> None:
     awa.Client("host=/nonexistent").close()
-    with pytest.raises(TypeError, match="a DSN, a ConnectionPool or a Connection is needed"):
+    with pytest.raises(TypeError, match="a DSN, a ConnectionPool or a connection of psycopg"):
         awa.Client(5)  # type: ignore[arg-type]
 
 
@@ -409,6 +409,30 @@ def test_wait_returns_when_the_job_ends(database: Database, client: awa.Client) 
     thread.join()
     with pytest.raises(awa.NotFound):
         client.wait(1)
+
+
+def test_waiting_again_for_a_job_that_ended_answers_at_once(
+    database: Database, client: awa.Client
+) -> None:
+    job_id = client.insert_job("k").job_id
+    client.cancel_job(job_id, reason="enough")
+
+    async def scenario() -> awa.JobInfo:
+        async with awa.AsyncClient(database.dsn) as own:
+            return await own.wait(job_id, timeout=0)
+
+    info = asyncio.run(scenario())
+    assert (info.state, info.reason) == ("cancelled", "enough")
+    assert client.wait(job_id, timeout=0) == info
+
+
+def test_wait_does_not_keep_a_transaction_open(own_client: awa.Client, client: awa.Client) -> None:
+    """It polls with a connection of its own, so it sees the end and holds no snapshot meanwhile."""
+    job_id = client.insert_job("k").job_id
+    thread = threading.Timer(0.1, client.cancel_job, [job_id])
+    thread.start()
+    assert own_client.wait(job_id, timeout=10).state == "cancelled"
+    thread.join()
 
 
 def test_operator_calls_answer_with_their_types(client: awa.Client) -> None:

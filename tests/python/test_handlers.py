@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, NotRequired, Optional, TypedDict, Union
 from uuid import UUID
 
+import pydantic
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -155,13 +156,31 @@ def test_nested_types_survive_the_way_to_json_and_back() -> None:
         compile_type(Order, "here")(stored, "order")
 
 
-def test_pydantic_models_are_read_when_installed() -> None:
-    pydantic = pytest.importorskip("pydantic")
-    model = pydantic.create_model("Model", n=(int, ...))
-    assert compile_type(model, "here")({"n": 1}, "x").n == 1
-    with pytest.raises(Mismatch, match=r"x: .*validation error"):
-        compile_type(model, "here")({"n": "one"}, "x")
-    assert json.loads(dump_json(model(n=1), "args")) == {"n": 1}
+class Reading(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(strict=True)
+    at: datetime
+    values: tuple[int, ...] = ()
+
+
+@dataclass
+class Report:
+    readings: list[Reading]
+
+
+def test_pydantic_models_are_read_and_written() -> None:
+    report = Report([Reading(at=datetime(2026, 1, 2, tzinfo=UTC), values=(1, 2))])
+    stored = json.loads(dump_json(report, "args"))
+    assert compile_type(Report, "here")(stored, "report") == report
+    stored["readings"][0]["values"] = ["one"]
+    with pytest.raises(Mismatch, match=r"report.readings\[0\]: 1 validation error(.|\n)*values.0"):
+        compile_type(Report, "here")(stored, "report")
+
+
+def test_constraints_of_pydantic_hold_for_single_parameters() -> None:
+    decode = compile_type(Annotated[int, pydantic.Field(gt=0)], "here")
+    assert decode(1, "n") == 1
+    with pytest.raises(Mismatch, match=r"n: (.|\n)*greater than 0"):
+        decode(0, "n")
 
 
 class Unreadable:

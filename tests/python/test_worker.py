@@ -18,6 +18,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 import awa
+from awa._decode import Mismatch
 from awa._maintenance import Maintenance
 from awa._session import Outage, SessionSettings
 from awa.outcomes import Outcome
@@ -192,6 +193,85 @@ def test_middleware_wraps_both_kinds_of_handlers(database: Database, client: awa
 
     work(database, handlers, scenario, middleware=[around("outer")])
     assert order == ["outer blocking", "inner blocking", "handler", "/inner", "/outer"]
+
+
+request: contextvars.ContextVar[str] = contextvars.ContextVar("request", default="none")
+
+
+def test_middleware_gives_context_and_sees_what_the_handler_raises_and_returns(
+    database: Database, client: awa.Client
+) -> None:
+    seen: list[tuple[str, object]] = []
+
+    async def context(job: awa.Job, call_next: awa.CallNext) -> Any:
+        token = request.set(f"job {job.id}")
+        try:
+            result = await call_next(job)
+        except BaseException as error:
+            seen.append((job.kind, type(error)))
+            raise
+        else:
+            seen.append((job.kind, result))
+            return result
+        finally:
+            request.reset(token)
+
+    async def refuse(job: awa.Job, call_next: awa.CallNext) -> Any:
+        if job.kind == "refused":
+            raise awa.Cancel("not today")
+        return "replaced" if job.kind == "replaced" else await call_next(job)
+
+    handlers = awa.Handlers(middleware=[refuse])
+
+    @handlers.task(keep_result=True)
+    async def asynchronous() -> str:
+        await asyncio.sleep(0)
+        return request.get()
+
+    @handlers.task(keep_result=True)
+    def blocking() -> str:
+        return request.get()
+
+    @handlers.task(max_attempts=1)
+    async def raises() -> None:
+        raise LookupError
+
+    @handlers.task(max_attempts=1)
+    def raises_in_a_thread() -> None:
+        raise KeyError
+
+    @handlers.task()
+    async def mismatched(n: int) -> None: ...
+
+    @handlers.task()
+    async def refused() -> None:
+        pytest.fail("called")
+
+    @handlers.task(keep_result=True)
+    async def replaced() -> None:
+        pytest.fail("called")
+
+    jobs = {task.kind: client.insert_job(task.kind, max_attempts=1).job_id for task in handlers}
+    kept = {
+        kind: client.insert_job(kind, opts={"keep_result": True}).job_id
+        for kind in ("asynchronous", "blocking", "replaced")
+    }
+
+    async def scenario(worker: awa.Worker) -> None:
+        await until(ended(client, *jobs.values(), *kept.values()))
+
+    work(database, handlers, scenario, middleware=[context], queues={"default": 1})
+    for kind in ("asynchronous", "blocking"):
+        assert client.job(kept[kind]).result == f"job {kept[kind]}"
+    assert client.job(kept["replaced"]).result == "replaced"
+    assert {(kind, what) for kind, what in seen if isinstance(what, type)} == {
+        ("raises", LookupError),
+        ("raises_in_a_thread", KeyError),
+        ("mismatched", Mismatch),
+        ("refused", awa.Cancel),
+    }
+    assert client.job(jobs["raises"]).state == client.job(jobs["mismatched"]).state == "failed"
+    assert client.job(jobs["refused"]).reason == "not today"
 
 
 def square(n: int) -> int:

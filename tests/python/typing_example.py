@@ -8,6 +8,9 @@ from datetime import UTC, datetime
 from typing import Any, assert_type
 
 import psycopg
+import sqlalchemy
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 import awa
 
@@ -67,6 +70,19 @@ async def enqueue_async(conn: psycopg.AsyncConnection) -> None:
     client = awa.AsyncClient(conn)
     assert_type(await client.insert_many("ship", [{}]), list[int])
     assert_type((await client.wait(1, timeout=5)).state, str)
+
+
+def enqueue_with_sqlalchemy(session: Session, conn: sqlalchemy.Connection) -> None:
+    assert_type(awa.Client(session).insert_job("k"), awa.InsertResult)
+    assert_type(send_email.insert(conn, "someone@example.org"), awa.InsertResult)
+
+
+async def complete_with_sqlalchemy(job: awa.Job, session: AsyncSession) -> None:
+    client = awa.AsyncClient(session)
+    assert_type(await client.insert_job("k"), awa.InsertResult)
+    assert_type(await job.complete(session), awa.FinalizationReceipt)
+    # A connection of the other kind is found by the type checker as well.
+    awa.Client(session)  # type: ignore[arg-type]
 
 
 async def embedded() -> None:

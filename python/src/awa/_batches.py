@@ -42,6 +42,10 @@ class Holds:
     def __len__(self) -> int:
         return sum(len(batch.open) for batch in list(self.batches.values()))
 
+    def is_empty(self) -> bool:
+        """Whether nothing is held, nor on its way from a claim."""
+        return not self.batches and not self._claims
+
     def claim_started(self, claimer: object) -> None:
         """A claim is about to be sent: what it returns is not in `batches` yet."""
         self._claims[claimer] = time.monotonic()

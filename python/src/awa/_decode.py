@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import types
 import typing
 from collections.abc import (
@@ -156,6 +157,8 @@ def _compile(hint: Any, where: str, seen: dict[Any, Decoder]) -> Decoder:
         return _compile(hint.__value__, where, seen)
     origin = typing.get_origin(hint)
     arguments = typing.get_args(hint)
+    if origin is typing.Annotated and _has_constraints(hint):
+        return _pydantic(hint)
     if origin is typing.Annotated or origin in (typing.Required, typing.NotRequired):
         return _compile(arguments[0], where, seen)
     if origin is Union or origin is types.UnionType:
@@ -381,10 +384,22 @@ def _dict(key: Decoder, item: Decoder) -> Decoder:
     return decode
 
 
-def _pydantic(cls: Any) -> Decoder:
+def _has_constraints(hint: Any) -> bool:
+    return any(
+        type(mark).__module__.partition(".")[0] in ("annotated_types", "pydantic")
+        for mark in hint.__metadata__
+    )
+
+
+def _pydantic(hint: Any) -> Decoder:
+    from pydantic import TypeAdapter  # installed, since somebody wrote a hint with it
+
+    adapter = TypeAdapter(hint)
+
     def decode(value: Json, path: str) -> Any:
         try:
-            return cls.model_validate(value)
+            # As JSON: a strict model takes a time from a string only there.
+            return adapter.validate_json(json.dumps(value))
         except ValueError as error:
             raise Mismatch(f"{path}: {error}") from error
 

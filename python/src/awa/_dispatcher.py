@@ -13,13 +13,13 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any, cast
 
 from ._batches import Batch
 from ._codec import dump_json
 from ._decode import Mismatch
-from ._invoke import RAISED_GENERATOR_EXIT, Run, compose, rest_of
+from ._executors import NotStarted
+from ._invoke import RAISED_GENERATOR_EXIT, Run, rest_of
 from ._results import (
     error_outcome,
     error_text,
@@ -114,18 +114,15 @@ class Dispatcher:
         self._tasks: dict[str, Task[..., Any]] = {}
         self._plain: frozenset[str] = frozenset()
         # Kinds without a handler that were logged already.
-        self._unknown: set[str] = set()
+        self.unknown: set[str] = set()
         self.stragglers: list[Job] = []
 
     # Life cycle
 
-    def start(self, handlers: Mapping[str, Task[..., Any]], executor: Executor) -> None:
+    def start(self, runs: Mapping[Task[..., Any], Run]) -> None:
         """Start claiming."""
-        self._tasks = dict(handlers)
-        self._runs = {
-            kind: compose(task, executor, self.worker.middleware)
-            for kind, task in self._tasks.items()
-        }
+        self._tasks = {task.kind: task for task in runs}
+        self._runs = {task.kind: run for task, run in runs.items()}
         self._plain = frozenset(
             kind for kind, task in self._tasks.items() if not task.completes_itself
         )
@@ -180,7 +177,9 @@ class Dispatcher:
                 if job._dispatcher is not self or job._state != RUNNING or job._task is None:
                     continue
                 future = job._future
-                if future is not None and not future.done() and not future.cancel():
+                runs_elsewhere = future is not None and not future.done() and not future.cancel()
+                # A process is killed, a thread keeps its job.
+                if runs_elsewhere and not (job._pool is not None and job._pool.kill()):
                     self.stragglers.append(job)
                 self.stop_job(job, "shutdown")
 
@@ -196,8 +195,8 @@ class Dispatcher:
             self.stop_job(job, "closed")
 
     def _note_unknown(self, kind: str) -> None:
-        if kind not in self._unknown:
-            self._unknown.add(kind)
+        if kind not in self.unknown:
+            self.unknown.add(kind)
             logger.warning(
                 'queue "%s" has jobs of kind "%s", which has no handler here: they are handed back',
                 self.queue,
@@ -454,7 +453,7 @@ class Dispatcher:
         finisher = self.worker.finisher
         task = self._tasks[job.kind]
         check = task.completes_itself
-        if job._cancelled or job.lease_lost:
+        if (job._cancelled or job.lease_lost) and not check:
             finisher.drop(job)
         elif isinstance(value, Outcome):
             finisher.put(job, outcome_item(value), check=check)
@@ -504,10 +503,14 @@ class Dispatcher:
             finisher.put(
                 job, {"outcome": "retry", "delay_seconds": 0, "error": reason}, check=check
             )
-        elif job._cancelled or job.lease_lost:
+        elif (job._cancelled or job.lease_lost) and not check:
             finisher.drop(job)
         elif isinstance(error, Outcome):
             finisher.put(job, outcome_item(error), check=check)
+        elif isinstance(error, NotStarted):
+            # No fault of the job's: another worker gets it.
+            finisher.put(job, {"outcome": "released", "reason": "executor"})
+            self.worker.broken(error)
         elif isinstance(error, Mismatch):
             logger.error("%r: arguments do not fit: %s", job, error)
             finisher.put(job, failure(f"arguments do not fit: {error}", "invalid_arguments"))

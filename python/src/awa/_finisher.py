@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 from uuid import UUID
@@ -13,7 +13,7 @@ import psycopg
 
 from ._batches import Batch, Holds
 from ._codec import dump_json
-from ._results import failure
+from ._results import failure, not_completed
 from ._session import AsyncSession, Backoff, Outage
 from ._statements import Statements, int_array
 from .errors import InvalidArgument, is_transient
@@ -34,7 +34,17 @@ _BUSY_MOST = 0.25
 class Item:
     """One attempt with an outcome other than plain success."""
 
-    __slots__ = ("fallback", "is_check", "is_last_try", "job", "text", "tries")
+    __slots__ = (
+        "fallback",
+        "is_check",
+        "is_last_try",
+        "is_outdated",
+        "job",
+        "outcome",
+        "reconciles",
+        "text",
+        "tries",
+    )
 
     def __init__(
         self,
@@ -49,10 +59,14 @@ class Item:
         self.text = outcome_json(job, outcome)
         if len(self.text) > MAX_ITEM_LENGTH:
             raise InvalidArgument(f"the outcome has {len(self.text)} characters")
+        self.outcome = outcome
         # What to send when the outcome is refused; by default a failure.
         self.fallback = fallback
-        # Ask what became of the attempt first, and send the outcome only if it is still open.
-        self.is_check = is_check
+        # Of a kind that completes itself: ask what became of the attempt first, and send the
+        # outcome only if it is still open.
+        self.reconciles = self.is_check = is_check
+        # Was open when asked, and closed when the outcome was sent.
+        self.is_outdated = False
         # The failure that stands for a refused outcome.
         self.is_last_try = is_last_try
         self.tries = 0
@@ -105,6 +119,9 @@ class Finisher:
         self._delayed = 0
         self._closing = False
         self._task: asyncio.Task[None] | None = None
+        # How the attempts of kinds that complete themselves turned out: committed, rolled_back,
+        # taken_away; and how often the answer was in_doubt at first, their transaction being open.
+        self.reconciled: Counter[str] = Counter()
 
     def start(self) -> None:
         """Start flushing."""
@@ -343,13 +360,27 @@ class Finisher:
         still_open = []
         for item, (status,) in zip(items, rows, strict=True):
             if status == "open":
+                # Or so it looks: the transaction that closes it may be about to commit. It holds
+                # the lock of the batch, so what is sent now finds that out.
                 item.is_check = False
                 still_open.append(item)
-                continue
-            if status != "completed" and not item.job._cancelled:
-                self._lost(item.job)
-            self.drop(item.job)
+            else:
+                self._closed_itself(item, status)
         return still_open
+
+    def _closed_itself(self, item: Item, status: str) -> None:
+        if status == "completed":
+            self.reconciled["committed"] += 1
+            if item.outcome != not_completed():
+                logger.warning(
+                    "%r completed itself; what its handler reported afterwards is dropped: %s",
+                    item.job,
+                    item.outcome["outcome"],
+                )
+        else:
+            self.reconciled["taken_away"] += 1
+            self._lost(item.job)
+        self.drop(item.job)
 
     async def _finish(self, items: list[Item]) -> None:
         backoff = Backoff()
@@ -377,7 +408,16 @@ class Finisher:
             self._answered(item, row[2], row[3])
 
     def _answered(self, item: Item, result: str, reason: str | None) -> None:
-        if result == "busy":
+        if item.reconciles and not item.is_outdated and result != "invalid":
+            if result == "done":
+                self.reconciled["rolled_back"] += 1
+                self.drop(item.job)
+                return
+            self.reconciled["in_doubt"] += 1
+            item.is_outdated = result != "busy"
+            item.is_check = True
+            self._item_later(item)
+        elif result == "busy":
             self._item_later(item)
         elif result == "invalid":
             self._refused(item.job, reason, item)

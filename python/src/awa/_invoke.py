@@ -7,9 +7,9 @@ import contextvars
 import sys
 import types
 from collections.abc import Callable, Coroutine, Generator, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any
 
+from ._executors import Executors, Pool, call_elsewhere, call_handler
 from .handlers import Middleware, Task
 from .job import Job
 
@@ -19,9 +19,9 @@ Run = Callable[[Job], Coroutine[Any, Any, Any]]
 RAISED_GENERATOR_EXIT = "the handler raised GeneratorExit"
 
 
-def compose(task: Task[..., Any], executor: Executor, outer: Sequence[Middleware]) -> Run:
+def compose(task: Task[..., Any], executors: Executors, outer: Sequence[Middleware]) -> Run:
     """The coroutine function that runs a job of this task."""
-    run = _async_run(task) if task.is_async else _executor_run(task, executor)
+    run = _async_run(task) if task.is_async else _executor_run(task, executors.get(task.executor))
     for middleware in reversed((*outer, *task.middleware)):
         run = _wrapped(middleware, run)
     return run
@@ -60,32 +60,22 @@ def _async_run(task: Task[..., Any]) -> Run:
     return with_timeout
 
 
-def _executor_run(task: Task[..., Any], executor: Executor) -> Run:
+def _executor_run(task: Task[..., Any], pool: Pool) -> Run:
     decode = task.parameters.decode
-    is_local = isinstance(executor, ThreadPoolExecutor)
-    function = task.function if is_local else _importable(task)
+    function = task.function if pool.is_local else _importable(task)
+    pool.check(function, task.kind)
 
     async def run(job: Job) -> Any:
         args, kwargs = decode(job)
-        if is_local:
+        if pool.is_local:
             context = contextvars.copy_context()
-            future = executor.submit(context.run, call_handler, function, args, kwargs)
+            future = pool.submit(context.run, call_handler, function, args, kwargs)
         else:
-            future = executor.submit(call_handler, function, args, kwargs)
-        job._future = future
+            future = pool.submit(call_elsewhere, function, args, kwargs)
+        job._future, job._pool = future, pool
         return await asyncio.wrap_future(future)
 
     return run
-
-
-def call_handler(function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """What an executor runs; at module level, so that a process pool can import it."""
-    try:
-        return function(*args, **kwargs)
-    except (StopIteration, GeneratorExit, KeyboardInterrupt) as error:
-        # A future cannot carry the first, the others would end whoever waits for it: Ctrl-C also
-        # interrupts the processes of a pool.
-        raise RuntimeError(f"the handler raised {type(error).__name__}") from error
 
 
 def _importable(task: Task[..., Any]) -> Callable[..., Any]:

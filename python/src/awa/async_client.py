@@ -11,11 +11,11 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 from uuid import UUID
 
-import psycopg
 from psycopg import AsyncConnection, IsolationLevel
 from psycopg_pool import AsyncConnectionPool
 
 from . import _calls, models
+from ._adapters import AsyncCallerConnection, fetch_async, is_async_foreign
 from ._calls import Call, Options
 from .client import WAIT_FIRST, WAIT_GROWTH, WAIT_MOST, WAIT_PRUNED, row_factory
 from .errors import SerializationFailure, translated
@@ -23,22 +23,23 @@ from .models import Json
 from .outcomes import as_seconds
 
 T = TypeVar("T")
-AsyncTarget = str | AsyncConnection[Any] | AsyncConnectionPool[Any]
+AsyncTarget = str | AsyncConnectionPool[Any] | AsyncCallerConnection
 
 
 class AsyncClient:
     """Calls the SQL functions over a DSN, a psycopg_pool pool, or the caller's own connection.
 
-    A connection that was handed in, here or as `conn=`, is never committed nor rolled back: the
-    call joins the caller's transaction. With a DSN the client opens connections when first used
-    and closes them in `close()`.
+    The connection may be one of psycopg or asyncpg, or an AsyncConnection or AsyncSession of
+    SQLAlchemy. A connection that was handed in, here or as `conn=`, is never committed nor rolled
+    back: the call joins the caller's transaction. With a DSN the client opens connections when
+    first used and closes them in `close()`.
     """
 
     def __init__(self, target: AsyncTarget, *, schema: str = _calls.DEFAULT_SCHEMA) -> None:
         self.schema = schema
         self._own: AsyncConnectionPool[Any] | None = None
         self._pool: AsyncConnectionPool[Any] | None = None
-        self._conn: AsyncConnection[Any] | None = None
+        self._conn: AsyncCallerConnection | None = None
         if isinstance(target, str):
             # READ COMMITTED is stated in each BEGIN, so it holds behind a transaction pooler too.
             self._own = self._pool = AsyncConnectionPool(
@@ -46,12 +47,12 @@ class AsyncClient:
             )
         elif isinstance(target, AsyncConnectionPool):
             self._pool = target
-        elif isinstance(target, AsyncConnection):
+        elif isinstance(target, AsyncConnection) or is_async_foreign(target):
             self._conn = target
         else:
             raise TypeError(
-                "a DSN, an AsyncConnectionPool or an AsyncConnection is needed, "
-                f"not {type(target).__name__}"
+                "a DSN, an AsyncConnectionPool or an asyncio connection of psycopg, SQLAlchemy or "
+                f"asyncpg is needed, not {type(target).__name__}"
             )
 
     async def __aenter__(self) -> Self:
@@ -87,7 +88,7 @@ class AsyncClient:
         max_attempts: int | None = None,
         run_at: datetime | None = None,
         opts: Options | None = None,
-        conn: AsyncConnection[Any] | None = None,
+        conn: AsyncCallerConnection | None = None,
     ) -> models.InsertResult:
         """Enqueue one job."""
         call = _calls.insert_job(
@@ -107,7 +108,7 @@ class AsyncClient:
         jobs: Sequence[Mapping[str, Json]],
         *,
         opts: Options | None = None,
-        conn: AsyncConnection[Any] | None = None,
+        conn: AsyncCallerConnection | None = None,
     ) -> list[models.InsertResult]:
         """Enqueue jobs of any kinds, all or nothing, one result each in order."""
         return await self._all(_calls.insert_jobs(jobs, opts=opts, schema=self.schema), conn)
@@ -122,7 +123,7 @@ class AsyncClient:
         max_attempts: int | None = None,
         run_at: datetime | None = None,
         opts: Options | None = None,
-        conn: AsyncConnection[Any] | None = None,
+        conn: AsyncCallerConnection | None = None,
     ) -> list[int]:
         """Enqueue many jobs of one kind; their ids in order."""
         call = _calls.insert_many(
@@ -138,7 +139,7 @@ class AsyncClient:
         return await self._all(call, conn)
 
     async def ordering_shard(
-        self, key: str, shards: int, *, conn: AsyncConnection[Any] | None = None
+        self, key: str, shards: int, *, conn: AsyncCallerConnection | None = None
     ) -> int:
         """The shard that an ordering key maps to."""
         return await self._one(_calls.ordering_shard(key, shards, schema=self.schema), conn)
@@ -150,20 +151,20 @@ class AsyncClient:
         args: Json,
         period_bucket: int | None,
         *,
-        conn: AsyncConnection[Any] | None = None,
+        conn: AsyncCallerConnection | None = None,
     ) -> bytes:
         """The key of a unique job; what is None is left out of it."""
         call = _calls.unique_key(kind, queue, args, period_bucket, schema=self.schema)
         return await self._one(call, conn)
 
     async def concurrency_digest(
-        self, key: str, *, conn: AsyncConnection[Any] | None = None
+        self, key: str, *, conn: AsyncCallerConnection | None = None
     ) -> bytes:
         """The digest of a concurrency key."""
         return await self._one(_calls.concurrency_digest(key, schema=self.schema), conn)
 
     async def cancel_by_unique_key(
-        self, key: bytes, *, conn: AsyncConnection[Any] | None = None
+        self, key: bytes, *, conn: AsyncCallerConnection | None = None
     ) -> int | None:
         """Cancel the job that holds a key; its id, None when none waits or runs."""
         return await self._one(_calls.cancel_by_unique_key(key, schema=self.schema), conn)
@@ -175,7 +176,7 @@ class AsyncClient:
         instance_id: UUID,
         *,
         info: Options | None = None,
-        conn: AsyncConnection[Any] | None = None,
+        conn: AsyncCallerConnection | None = None,
     ) -> None:
         """Make a worker process known."""
         await self._one(_calls.register_instance(instance_id, info=info, schema=self.schema), conn)
@@ -185,7 +186,7 @@ class AsyncClient:
         instance_id: UUID,
         *,
         holds: Json = None,
-        conn: AsyncConnection[Any] | None = None,
+        conn: AsyncCallerConnection | None = None,
     ) -> models.HeartbeatResult:
         """Say that a process lives and what it holds; None means all it ever claimed."""
         return await self._one(_calls.heartbeat(instance_id, holds=holds, schema=self.schema), conn)
@@ -197,7 +198,7 @@ class AsyncClient:
         instance_id: UUID,
         *,
         opts: Options | None = None,
-        conn: AsyncConnection[Any] | None = None,
+        conn: AsyncCallerConnection | None = None,
     ) -> list[models.ClaimedJob]:
         """Claim up to max_batch jobs."""
         call = _calls.claim_ready_runtime(
@@ -206,7 +207,7 @@ class AsyncClient:
         return await self._all(call, conn)
 
     async def claim_status(
-        self, queue: str, *, arm: bool | None = None, conn: AsyncConnection[Any] | None = None
+        self, queue: str, *, arm: bool | None = None, conn: AsyncCallerConnection | None = None
     ) -> models.ClaimStatus:
         """Why nothing was claimed; with arm, the next insert wakes the channel."""
         return await self._one(_calls.claim_status(queue, arm=arm, schema=self.schema), conn)
@@ -218,7 +219,7 @@ class AsyncClient:
         batch_id: int,
         positions: Sequence[int],
         *,
-        conn: AsyncConnection[Any] | None = None,
+        conn: AsyncCallerConnection | None = None,
     ) -> list[models.FinishResult]:
         """Close plain successes of one claimed batch."""
         call = _calls.complete_jobs(
@@ -231,7 +232,7 @@ class AsyncClient:
         instance_id: UUID,
         outcomes: Sequence[Mapping[str, Json]],
         *,
-        conn: AsyncConnection[Any] | None = None,
+        conn: AsyncCallerConnection | None = None,
     ) -> list[models.FinishResult]:
         """Close many attempts with mixed outcomes."""
         return await self._all(_calls.finish_jobs(instance_id, outcomes, schema=self.schema), conn)
@@ -245,7 +246,7 @@ class AsyncClient:
         position: int,
         *,
         opts: Options | None = None,
-        conn: AsyncConnection[Any] | None = None,
+        conn: AsyncCallerConnection | None = None,
     ) -> models.FinalizationReceipt:
         """Close one attempt inside the caller's own transaction."""
         call = _calls.complete_job(
@@ -261,7 +262,7 @@ class AsyncClient:
         batch_id: int,
         position: int,
         *,
-        conn: AsyncConnection[Any] | None = None,
+        conn: AsyncCallerConnection | None = None,
     ) -> str:
         """What became of one attempt."""
         call = _calls.attempt_status(
@@ -278,7 +279,7 @@ class AsyncClient:
         position: int,
         progress: Json,
         *,
-        conn: AsyncConnection[Any] | None = None,
+        conn: AsyncCallerConnection | None = None,
     ) -> bool:
         """Store progress that survives a retry; false when the attempt is stale."""
         call = _calls.set_progress(
@@ -287,7 +288,7 @@ class AsyncClient:
         return await self._one(call, conn)
 
     async def tick(
-        self, *, budget: Options | None = None, conn: AsyncConnection[Any] | None = None
+        self, *, budget: Options | None = None, conn: AsyncCallerConnection | None = None
     ) -> list[models.TickReport]:
         """One bounded round of maintenance."""
         return await self._all(_calls.tick(budget=budget, schema=self.schema), conn)
@@ -298,7 +299,7 @@ class AsyncClient:
         *,
         max_jobs: int | None = None,
         opts: Options | None = None,
-        conn: AsyncConnection[Any] | None = None,
+        conn: AsyncCallerConnection | None = None,
     ) -> models.WorkReport:
         """Run jobs whose kind is bound to a function of the database, in one transaction."""
         call = _calls.work(queue, max_jobs=max_jobs, opts=opts, schema=self.schema)
@@ -311,16 +312,16 @@ class AsyncClient:
         queue: str,
         *,
         opts: Options | None = None,
-        conn: AsyncConnection[Any] | None = None,
+        conn: AsyncCallerConnection | None = None,
     ) -> None:
         """Make a queue, or change its options."""
         await self._one(_calls.declare_queue(queue, opts=opts, schema=self.schema), conn)
 
-    async def pause_queue(self, queue: str, *, conn: AsyncConnection[Any] | None = None) -> bool:
+    async def pause_queue(self, queue: str, *, conn: AsyncCallerConnection | None = None) -> bool:
         """Stop claims of a queue; false when it was paused."""
         return await self._one(_calls.pause_queue(queue, schema=self.schema), conn)
 
-    async def resume_queue(self, queue: str, *, conn: AsyncConnection[Any] | None = None) -> bool:
+    async def resume_queue(self, queue: str, *, conn: AsyncCallerConnection | None = None) -> bool:
         """Let claims of a queue go on; false when it was not paused."""
         return await self._one(_calls.resume_queue(queue, schema=self.schema), conn)
 
@@ -329,7 +330,7 @@ class AsyncClient:
         job_id: int,
         *,
         reason: str | None = None,
-        conn: AsyncConnection[Any] | None = None,
+        conn: AsyncCallerConnection | None = None,
     ) -> str:
         """Cancel a job in whatever state it is; the answer says what it was."""
         return await self._one(_calls.cancel_job(job_id, reason=reason, schema=self.schema), conn)
@@ -339,7 +340,7 @@ class AsyncClient:
         queue: str,
         *,
         opts: Options | None = None,
-        conn: AsyncConnection[Any] | None = None,
+        conn: AsyncCallerConnection | None = None,
     ) -> int:
         """Cancel waiting jobs of a queue, a portion a call; 0 when none is left."""
         return await self._one(_calls.drain_queue(queue, opts=opts, schema=self.schema), conn)
@@ -349,13 +350,13 @@ class AsyncClient:
         job_id: int,
         *,
         opts: Options | None = None,
-        conn: AsyncConnection[Any] | None = None,
+        conn: AsyncCallerConnection | None = None,
     ) -> models.InsertResult:
         """Make a job that failed, was cancelled or waits run now."""
         return await self._one(_calls.retry_job(job_id, opts=opts, schema=self.schema), conn)
 
     async def update_job(
-        self, job_id: int, changes: Options, *, conn: AsyncConnection[Any] | None = None
+        self, job_id: int, changes: Options, *, conn: AsyncCallerConnection | None = None
     ) -> str:
         """Change a job that waits; its state afterwards."""
         return await self._one(_calls.update_job(job_id, changes, schema=self.schema), conn)
@@ -365,78 +366,80 @@ class AsyncClient:
         job_id: int,
         *,
         opts: Options | None = None,
-        conn: AsyncConnection[Any] | None = None,
+        conn: AsyncCallerConnection | None = None,
     ) -> models.InsertResult:
         """Enqueue a dead letter again."""
         return await self._one(_calls.retry_dlq(job_id, opts=opts, schema=self.schema), conn)
 
-    async def purge_dlq(self, job_id: int, *, conn: AsyncConnection[Any] | None = None) -> bool:
+    async def purge_dlq(self, job_id: int, *, conn: AsyncCallerConnection | None = None) -> bool:
         """Delete a dead letter."""
         return await self._one(_calls.purge_dlq(job_id, schema=self.schema), conn)
 
     async def queue_counts(
-        self, queue: str, *, conn: AsyncConnection[Any] | None = None
+        self, queue: str, *, conn: AsyncCallerConnection | None = None
     ) -> models.QueueCount:
         """Exact job counts per state."""
         return await self._one(_calls.queue_counts(queue, schema=self.schema), conn)
 
     async def queue_depths(
-        self, *, conn: AsyncConnection[Any] | None = None
+        self, *, conn: AsyncCallerConnection | None = None
     ) -> list[models.QueueDepth]:
         """Waiting jobs per lane, without a scan."""
         return await self._all(_calls.queue_depths(schema=self.schema), conn)
 
     async def ring_status(
-        self, *, conn: AsyncConnection[Any] | None = None
+        self, *, conn: AsyncCallerConnection | None = None
     ) -> list[models.RingSlotStatus]:
         """Each slot of each ring, and what blocks its reuse."""
         return await self._all(_calls.ring_status(schema=self.schema), conn)
 
-    async def job(self, job_id: int, *, conn: AsyncConnection[Any] | None = None) -> models.JobInfo:
+    async def job(
+        self, job_id: int, *, conn: AsyncCallerConnection | None = None
+    ) -> models.JobInfo:
         """Everything known about a job."""
         return await self._one(_calls.job(job_id, schema=self.schema), conn)
 
     async def explain_job(
-        self, job_id: int, *, conn: AsyncConnection[Any] | None = None
+        self, job_id: int, *, conn: AsyncCallerConnection | None = None
     ) -> models.JobExplanation:
         """Why a job is where it is: one sentence, and the facts."""
         return await self._one(_calls.explain_job(job_id, schema=self.schema), conn)
 
     async def register_sql_handler(
-        self, kind: str, handler: str | None, *, conn: AsyncConnection[Any] | None = None
+        self, kind: str, handler: str | None, *, conn: AsyncCallerConnection | None = None
     ) -> None:
         """Bind a kind to a function, such as 'app.send(jsonb)', that work() runs."""
         await self._one(_calls.register_sql_handler(kind, handler, schema=self.schema), conn)
 
-    async def api(self, *, conn: AsyncConnection[Any] | None = None) -> list[models.ApiFunction]:
+    async def api(self, *, conn: AsyncCallerConnection | None = None) -> list[models.ApiFunction]:
         """The public functions, from the catalog."""
         return await self._all(_calls.api(schema=self.schema), conn)
 
-    async def settings(self, *, conn: AsyncConnection[Any] | None = None) -> list[models.Setting]:
+    async def settings(self, *, conn: AsyncCallerConnection | None = None) -> list[models.Setting]:
         """The settings, their defaults and units."""
         return await self._all(_calls.settings(schema=self.schema), conn)
 
     async def set_setting(
-        self, name: str, value: str, *, conn: AsyncConnection[Any] | None = None
+        self, name: str, value: str, *, conn: AsyncCallerConnection | None = None
     ) -> None:
         """Change a setting."""
         await self._one(_calls.set_setting(name, value, schema=self.schema), conn)
 
     async def error_codes(
-        self, *, conn: AsyncConnection[Any] | None = None
+        self, *, conn: AsyncCallerConnection | None = None
     ) -> list[models.ErrorCode]:
         """The SQLSTATEs that the interface raises."""
         return await self._all(_calls.error_codes(schema=self.schema), conn)
 
-    async def version(self, *, conn: AsyncConnection[Any] | None = None) -> str:
+    async def version(self, *, conn: AsyncCallerConnection | None = None) -> str:
         """Version of the installed schema's release."""
         return await self._one(_calls.version(schema=self.schema), conn)
 
-    async def schema_version(self, *, conn: AsyncConnection[Any] | None = None) -> int:
+    async def schema_version(self, *, conn: AsyncCallerConnection | None = None) -> int:
         """Number of the installed schema."""
         return await self._one(_calls.schema_version(schema=self.schema), conn)
 
-    async def verify(self, *, conn: AsyncConnection[Any] | None = None) -> list[models.TickReport]:
+    async def verify(self, *, conn: AsyncCallerConnection | None = None) -> list[models.TickReport]:
         """Check and repair what a restore or failover may have left behind."""
         return await self._all(_calls.verify(schema=self.schema), conn)
 
@@ -445,7 +448,7 @@ class AsyncClient:
         job_id: int,
         *,
         timeout: float | None = None,
-        conn: AsyncConnection[Any] | None = None,
+        conn: AsyncCallerConnection | None = None,
     ) -> models.JobInfo:
         """Poll until the job is completed, failed, cancelled or pruned; TimeoutError after timeout.
 
@@ -477,9 +480,8 @@ class AsyncClient:
 
     @asynccontextmanager
     async def _connection(
-        self, conn: AsyncConnection[Any] | None
+        self, given: AsyncConnection[Any] | None
     ) -> AsyncIterator[AsyncConnection[Any]]:
-        given = conn or self._conn
         if given is not None:
             yield given
             return
@@ -489,25 +491,20 @@ class AsyncClient:
         async with self._pool.connection() as connection:
             yield connection
 
-    @asynccontextmanager
-    async def _cursor(
-        self, call: Call[Any], conn: AsyncConnection[Any] | None
-    ) -> AsyncIterator[psycopg.AsyncCursor[Any]]:
+    async def _all(self, call: Call[T], conn: AsyncCallerConnection | None) -> list[T]:
+        given = self._conn if conn is None else conn
+        if given is not None and not isinstance(given, AsyncConnection):
+            return await fetch_async(given, call)
         with translated():
             async with (
-                self._connection(conn) as connection,
+                self._connection(given) as connection,
                 connection.cursor(row_factory=row_factory(call)) as cursor,
             ):
                 await cursor.execute(call.sql.encode(), call.params)
-                yield cursor
+                return cast("list[T]", await cursor.fetchall())
 
-    async def _one(self, call: Call[T], conn: AsyncConnection[Any] | None) -> T:
-        async with self._cursor(call, conn) as cursor:
-            return cast(T, await cursor.fetchone())
-
-    async def _all(self, call: Call[T], conn: AsyncConnection[Any] | None) -> list[T]:
-        async with self._cursor(call, conn) as cursor:
-            return await cursor.fetchall()
+    async def _one(self, call: Call[T], conn: AsyncCallerConnection | None) -> T:
+        return (await self._all(call, conn))[0]
 
 
 async def _configure(connection: AsyncConnection[Any]) -> None:

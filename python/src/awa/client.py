@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 from uuid import UUID
 
-import psycopg
 from psycopg import Connection, IsolationLevel
 from psycopg.rows import class_row, scalar_row
 from psycopg_pool import ConnectionPool
 
 from . import _calls, models
+from ._adapters import CallerConnection, fetch, is_foreign
 from ._calls import Call, Options
 from .errors import SerializationFailure, translated
 from .models import Json
 from .outcomes import as_seconds
 
 T = TypeVar("T")
-Target = str | Connection[Any] | ConnectionPool[Any]
+Target = str | ConnectionPool[Any] | CallerConnection
 
 WAIT_FIRST = 0.01
 WAIT_GROWTH = 1.5
@@ -33,16 +33,17 @@ WAIT_PRUNED = 5
 class Client:
     """Calls the SQL functions over a DSN, a psycopg_pool pool, or the caller's own connection.
 
-    A connection that was handed in, here or as `conn=`, is never committed nor rolled back: the
-    call joins the caller's transaction. With a DSN the client opens connections when first used
-    and closes them in `close()`.
+    The connection may be one of psycopg, a Connection or Session of SQLAlchemy, or Django's. A
+    connection that was handed in, here or as `conn=`, is never committed nor rolled back: the call
+    joins the caller's transaction. With a DSN the client opens connections when first used and
+    closes them in `close()`.
     """
 
     def __init__(self, target: Target, *, schema: str = _calls.DEFAULT_SCHEMA) -> None:
         self.schema = schema
         self._own: ConnectionPool[Any] | None = None
         self._pool: ConnectionPool[Any] | None = None
-        self._conn: Connection[Any] | None = None
+        self._conn: CallerConnection | None = None
         if isinstance(target, str):
             # READ COMMITTED is stated in each BEGIN, so it holds behind a transaction pooler too.
             self._own = self._pool = ConnectionPool(
@@ -50,11 +51,12 @@ class Client:
             )
         elif isinstance(target, ConnectionPool):
             self._pool = target
-        elif isinstance(target, Connection):
+        elif isinstance(target, Connection) or is_foreign(target):
             self._conn = target
         else:
             raise TypeError(
-                f"a DSN, a ConnectionPool or a Connection is needed, not {type(target).__name__}"
+                "a DSN, a ConnectionPool or a connection of psycopg, SQLAlchemy or Django is "
+                f"needed, not {type(target).__name__}"
             )
 
     def __enter__(self) -> Self:
@@ -90,7 +92,7 @@ class Client:
         max_attempts: int | None = None,
         run_at: datetime | None = None,
         opts: Options | None = None,
-        conn: Connection[Any] | None = None,
+        conn: CallerConnection | None = None,
     ) -> models.InsertResult:
         """Enqueue one job."""
         call = _calls.insert_job(
@@ -110,7 +112,7 @@ class Client:
         jobs: Sequence[Mapping[str, Json]],
         *,
         opts: Options | None = None,
-        conn: Connection[Any] | None = None,
+        conn: CallerConnection | None = None,
     ) -> list[models.InsertResult]:
         """Enqueue jobs of any kinds, all or nothing, one result each in order."""
         return self._all(_calls.insert_jobs(jobs, opts=opts, schema=self.schema), conn)
@@ -125,7 +127,7 @@ class Client:
         max_attempts: int | None = None,
         run_at: datetime | None = None,
         opts: Options | None = None,
-        conn: Connection[Any] | None = None,
+        conn: CallerConnection | None = None,
     ) -> list[int]:
         """Enqueue many jobs of one kind; their ids in order."""
         call = _calls.insert_many(
@@ -140,7 +142,7 @@ class Client:
         )
         return self._all(call, conn)
 
-    def ordering_shard(self, key: str, shards: int, *, conn: Connection[Any] | None = None) -> int:
+    def ordering_shard(self, key: str, shards: int, *, conn: CallerConnection | None = None) -> int:
         """The shard that an ordering key maps to."""
         return self._one(_calls.ordering_shard(key, shards, schema=self.schema), conn)
 
@@ -151,18 +153,18 @@ class Client:
         args: Json,
         period_bucket: int | None,
         *,
-        conn: Connection[Any] | None = None,
+        conn: CallerConnection | None = None,
     ) -> bytes:
         """The key of a unique job; what is None is left out of it."""
         call = _calls.unique_key(kind, queue, args, period_bucket, schema=self.schema)
         return self._one(call, conn)
 
-    def concurrency_digest(self, key: str, *, conn: Connection[Any] | None = None) -> bytes:
+    def concurrency_digest(self, key: str, *, conn: CallerConnection | None = None) -> bytes:
         """The digest of a concurrency key."""
         return self._one(_calls.concurrency_digest(key, schema=self.schema), conn)
 
     def cancel_by_unique_key(
-        self, key: bytes, *, conn: Connection[Any] | None = None
+        self, key: bytes, *, conn: CallerConnection | None = None
     ) -> int | None:
         """Cancel the job that holds a key; its id, None when none waits or runs."""
         return self._one(_calls.cancel_by_unique_key(key, schema=self.schema), conn)
@@ -174,7 +176,7 @@ class Client:
         instance_id: UUID,
         *,
         info: Options | None = None,
-        conn: Connection[Any] | None = None,
+        conn: CallerConnection | None = None,
     ) -> None:
         """Make a worker process known."""
         self._one(_calls.register_instance(instance_id, info=info, schema=self.schema), conn)
@@ -184,7 +186,7 @@ class Client:
         instance_id: UUID,
         *,
         holds: Json = None,
-        conn: Connection[Any] | None = None,
+        conn: CallerConnection | None = None,
     ) -> models.HeartbeatResult:
         """Say that a process lives and what it holds; None means all it ever claimed."""
         return self._one(_calls.heartbeat(instance_id, holds=holds, schema=self.schema), conn)
@@ -196,7 +198,7 @@ class Client:
         instance_id: UUID,
         *,
         opts: Options | None = None,
-        conn: Connection[Any] | None = None,
+        conn: CallerConnection | None = None,
     ) -> list[models.ClaimedJob]:
         """Claim up to max_batch jobs."""
         call = _calls.claim_ready_runtime(
@@ -205,7 +207,7 @@ class Client:
         return self._all(call, conn)
 
     def claim_status(
-        self, queue: str, *, arm: bool | None = None, conn: Connection[Any] | None = None
+        self, queue: str, *, arm: bool | None = None, conn: CallerConnection | None = None
     ) -> models.ClaimStatus:
         """Why nothing was claimed; with arm, the next insert wakes the channel."""
         return self._one(_calls.claim_status(queue, arm=arm, schema=self.schema), conn)
@@ -217,7 +219,7 @@ class Client:
         batch_id: int,
         positions: Sequence[int],
         *,
-        conn: Connection[Any] | None = None,
+        conn: CallerConnection | None = None,
     ) -> list[models.FinishResult]:
         """Close plain successes of one claimed batch."""
         call = _calls.complete_jobs(
@@ -230,7 +232,7 @@ class Client:
         instance_id: UUID,
         outcomes: Sequence[Mapping[str, Json]],
         *,
-        conn: Connection[Any] | None = None,
+        conn: CallerConnection | None = None,
     ) -> list[models.FinishResult]:
         """Close many attempts with mixed outcomes."""
         return self._all(_calls.finish_jobs(instance_id, outcomes, schema=self.schema), conn)
@@ -244,7 +246,7 @@ class Client:
         position: int,
         *,
         opts: Options | None = None,
-        conn: Connection[Any] | None = None,
+        conn: CallerConnection | None = None,
     ) -> models.FinalizationReceipt:
         """Close one attempt inside the caller's own transaction."""
         call = _calls.complete_job(
@@ -260,7 +262,7 @@ class Client:
         batch_id: int,
         position: int,
         *,
-        conn: Connection[Any] | None = None,
+        conn: CallerConnection | None = None,
     ) -> str:
         """What became of one attempt."""
         call = _calls.attempt_status(
@@ -277,7 +279,7 @@ class Client:
         position: int,
         progress: Json,
         *,
-        conn: Connection[Any] | None = None,
+        conn: CallerConnection | None = None,
     ) -> bool:
         """Store progress that survives a retry; false when the attempt is stale."""
         call = _calls.set_progress(
@@ -286,7 +288,7 @@ class Client:
         return self._one(call, conn)
 
     def tick(
-        self, *, budget: Options | None = None, conn: Connection[Any] | None = None
+        self, *, budget: Options | None = None, conn: CallerConnection | None = None
     ) -> list[models.TickReport]:
         """One bounded round of maintenance."""
         return self._all(_calls.tick(budget=budget, schema=self.schema), conn)
@@ -297,7 +299,7 @@ class Client:
         *,
         max_jobs: int | None = None,
         opts: Options | None = None,
-        conn: Connection[Any] | None = None,
+        conn: CallerConnection | None = None,
     ) -> models.WorkReport:
         """Run jobs whose kind is bound to a function of the database, in one transaction."""
         call = _calls.work(queue, max_jobs=max_jobs, opts=opts, schema=self.schema)
@@ -310,16 +312,16 @@ class Client:
         queue: str,
         *,
         opts: Options | None = None,
-        conn: Connection[Any] | None = None,
+        conn: CallerConnection | None = None,
     ) -> None:
         """Make a queue, or change its options."""
         self._one(_calls.declare_queue(queue, opts=opts, schema=self.schema), conn)
 
-    def pause_queue(self, queue: str, *, conn: Connection[Any] | None = None) -> bool:
+    def pause_queue(self, queue: str, *, conn: CallerConnection | None = None) -> bool:
         """Stop claims of a queue; false when it was paused."""
         return self._one(_calls.pause_queue(queue, schema=self.schema), conn)
 
-    def resume_queue(self, queue: str, *, conn: Connection[Any] | None = None) -> bool:
+    def resume_queue(self, queue: str, *, conn: CallerConnection | None = None) -> bool:
         """Let claims of a queue go on; false when it was not paused."""
         return self._one(_calls.resume_queue(queue, schema=self.schema), conn)
 
@@ -328,7 +330,7 @@ class Client:
         job_id: int,
         *,
         reason: str | None = None,
-        conn: Connection[Any] | None = None,
+        conn: CallerConnection | None = None,
     ) -> str:
         """Cancel a job in whatever state it is; the answer says what it was."""
         return self._one(_calls.cancel_job(job_id, reason=reason, schema=self.schema), conn)
@@ -338,7 +340,7 @@ class Client:
         queue: str,
         *,
         opts: Options | None = None,
-        conn: Connection[Any] | None = None,
+        conn: CallerConnection | None = None,
     ) -> int:
         """Cancel waiting jobs of a queue, a portion a call; 0 when none is left."""
         return self._one(_calls.drain_queue(queue, opts=opts, schema=self.schema), conn)
@@ -348,13 +350,13 @@ class Client:
         job_id: int,
         *,
         opts: Options | None = None,
-        conn: Connection[Any] | None = None,
+        conn: CallerConnection | None = None,
     ) -> models.InsertResult:
         """Make a job that failed, was cancelled or waits run now."""
         return self._one(_calls.retry_job(job_id, opts=opts, schema=self.schema), conn)
 
     def update_job(
-        self, job_id: int, changes: Options, *, conn: Connection[Any] | None = None
+        self, job_id: int, changes: Options, *, conn: CallerConnection | None = None
     ) -> str:
         """Change a job that waits; its state afterwards."""
         return self._one(_calls.update_job(job_id, changes, schema=self.schema), conn)
@@ -364,68 +366,70 @@ class Client:
         job_id: int,
         *,
         opts: Options | None = None,
-        conn: Connection[Any] | None = None,
+        conn: CallerConnection | None = None,
     ) -> models.InsertResult:
         """Enqueue a dead letter again."""
         return self._one(_calls.retry_dlq(job_id, opts=opts, schema=self.schema), conn)
 
-    def purge_dlq(self, job_id: int, *, conn: Connection[Any] | None = None) -> bool:
+    def purge_dlq(self, job_id: int, *, conn: CallerConnection | None = None) -> bool:
         """Delete a dead letter."""
         return self._one(_calls.purge_dlq(job_id, schema=self.schema), conn)
 
-    def queue_counts(self, queue: str, *, conn: Connection[Any] | None = None) -> models.QueueCount:
+    def queue_counts(
+        self, queue: str, *, conn: CallerConnection | None = None
+    ) -> models.QueueCount:
         """Exact job counts per state."""
         return self._one(_calls.queue_counts(queue, schema=self.schema), conn)
 
-    def queue_depths(self, *, conn: Connection[Any] | None = None) -> list[models.QueueDepth]:
+    def queue_depths(self, *, conn: CallerConnection | None = None) -> list[models.QueueDepth]:
         """Waiting jobs per lane, without a scan."""
         return self._all(_calls.queue_depths(schema=self.schema), conn)
 
-    def ring_status(self, *, conn: Connection[Any] | None = None) -> list[models.RingSlotStatus]:
+    def ring_status(self, *, conn: CallerConnection | None = None) -> list[models.RingSlotStatus]:
         """Each slot of each ring, and what blocks its reuse."""
         return self._all(_calls.ring_status(schema=self.schema), conn)
 
-    def job(self, job_id: int, *, conn: Connection[Any] | None = None) -> models.JobInfo:
+    def job(self, job_id: int, *, conn: CallerConnection | None = None) -> models.JobInfo:
         """Everything known about a job."""
         return self._one(_calls.job(job_id, schema=self.schema), conn)
 
     def explain_job(
-        self, job_id: int, *, conn: Connection[Any] | None = None
+        self, job_id: int, *, conn: CallerConnection | None = None
     ) -> models.JobExplanation:
         """Why a job is where it is: one sentence, and the facts."""
         return self._one(_calls.explain_job(job_id, schema=self.schema), conn)
 
     def register_sql_handler(
-        self, kind: str, handler: str | None, *, conn: Connection[Any] | None = None
+        self, kind: str, handler: str | None, *, conn: CallerConnection | None = None
     ) -> None:
         """Bind a kind to a function, such as 'app.send(jsonb)', that work() runs."""
         self._one(_calls.register_sql_handler(kind, handler, schema=self.schema), conn)
 
-    def api(self, *, conn: Connection[Any] | None = None) -> list[models.ApiFunction]:
+    def api(self, *, conn: CallerConnection | None = None) -> list[models.ApiFunction]:
         """The public functions, from the catalog."""
         return self._all(_calls.api(schema=self.schema), conn)
 
-    def settings(self, *, conn: Connection[Any] | None = None) -> list[models.Setting]:
+    def settings(self, *, conn: CallerConnection | None = None) -> list[models.Setting]:
         """The settings, their defaults and units."""
         return self._all(_calls.settings(schema=self.schema), conn)
 
-    def set_setting(self, name: str, value: str, *, conn: Connection[Any] | None = None) -> None:
+    def set_setting(self, name: str, value: str, *, conn: CallerConnection | None = None) -> None:
         """Change a setting."""
         self._one(_calls.set_setting(name, value, schema=self.schema), conn)
 
-    def error_codes(self, *, conn: Connection[Any] | None = None) -> list[models.ErrorCode]:
+    def error_codes(self, *, conn: CallerConnection | None = None) -> list[models.ErrorCode]:
         """The SQLSTATEs that the interface raises."""
         return self._all(_calls.error_codes(schema=self.schema), conn)
 
-    def version(self, *, conn: Connection[Any] | None = None) -> str:
+    def version(self, *, conn: CallerConnection | None = None) -> str:
         """Version of the installed schema's release."""
         return self._one(_calls.version(schema=self.schema), conn)
 
-    def schema_version(self, *, conn: Connection[Any] | None = None) -> int:
+    def schema_version(self, *, conn: CallerConnection | None = None) -> int:
         """Number of the installed schema."""
         return self._one(_calls.schema_version(schema=self.schema), conn)
 
-    def verify(self, *, conn: Connection[Any] | None = None) -> list[models.TickReport]:
+    def verify(self, *, conn: CallerConnection | None = None) -> list[models.TickReport]:
         """Check and repair what a restore or failover may have left behind."""
         return self._all(_calls.verify(schema=self.schema), conn)
 
@@ -434,7 +438,7 @@ class Client:
         job_id: int,
         *,
         timeout: float | None = None,
-        conn: Connection[Any] | None = None,
+        conn: CallerConnection | None = None,
     ) -> models.JobInfo:
         """Poll until the job is completed, failed, cancelled or pruned; TimeoutError after timeout.
 
@@ -464,8 +468,7 @@ class Client:
 
     # Machinery
 
-    def _connection(self, conn: Connection[Any] | None) -> AbstractContextManager[Connection[Any]]:
-        given = conn or self._conn
+    def _connection(self, given: Connection[Any] | None) -> AbstractContextManager[Connection[Any]]:
         if given is not None:
             return nullcontext(given)
         assert self._pool is not None
@@ -473,25 +476,20 @@ class Client:
             self._own.open()
         return self._pool.connection()
 
-    @contextmanager
-    def _cursor(
-        self, call: Call[Any], conn: Connection[Any] | None
-    ) -> Iterator[psycopg.Cursor[Any]]:
+    def _all(self, call: Call[T], conn: CallerConnection | None) -> list[T]:
+        given = self._conn if conn is None else conn
+        if given is not None and not isinstance(given, Connection):
+            return fetch(given, call)
         with (
             translated(),
-            self._connection(conn) as connection,
+            self._connection(given) as connection,
             connection.cursor(row_factory=row_factory(call)) as cursor,
         ):
             cursor.execute(call.sql.encode(), call.params)
-            yield cursor
+            return cast("list[T]", cursor.fetchall())
 
-    def _one(self, call: Call[T], conn: Connection[Any] | None) -> T:
-        with self._cursor(call, conn) as cursor:
-            return cast(T, cursor.fetchone())
-
-    def _all(self, call: Call[T], conn: Connection[Any] | None) -> list[T]:
-        with self._cursor(call, conn) as cursor:
-            return cursor.fetchall()
+    def _one(self, call: Call[T], conn: CallerConnection | None) -> T:
+        return self._all(call, conn)[0]
 
 
 def row_factory(call: Call[Any]) -> Any:

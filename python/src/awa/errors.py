@@ -145,14 +145,30 @@ _REFUSED = re.compile(
 )
 
 
-def translate(error: psycopg.Error) -> AwaError | None:
-    """The AwaError for a database error, or None when it is not one of ours."""
-    cls = BY_SQLSTATE.get(error.sqlstate or "")
-    if cls is None:
+def translate(error: BaseException) -> AwaError | None:
+    """The AwaError for a driver's error, or None when it is not one of ours.
+
+    SQLAlchemy and Django wrap what the driver raised, SQLAlchemy's asyncpg even twice: the
+    innermost one knows the most.
+    """
+    found: BaseException | None = None
+    inner: BaseException | None = error
+    while inner is not None:
+        if getattr(inner, "sqlstate", None) in BY_SQLSTATE:
+            found = inner
+        inner = getattr(inner, "orig", None) or inner.__cause__
+    if found is None:
         return None
-    diag = error.diag
+    cls = BY_SQLSTATE[found.sqlstate]  # type: ignore[attr-defined]
+    diag = getattr(found, "diag", None)
+    if diag is None:  # asyncpg
+        return cls(
+            getattr(found, "message", None) or str(found),
+            detail=getattr(found, "detail", None),
+            hint=getattr(found, "hint", None),
+        )
     return cls(
-        diag.message_primary or str(error),
+        diag.message_primary or str(found),
         detail=diag.message_detail,
         hint=diag.message_hint,
     )
@@ -163,7 +179,9 @@ def translated() -> Iterator[None]:
     """Raises our classes for the codes we own; every other error passes through untouched."""
     try:
         yield
-    except psycopg.DatabaseError as error:
+    except AwaError:
+        raise
+    except Exception as error:
         ours = translate(error)
         if ours is None:
             raise

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast, overload
 
-from psycopg import AsyncConnection, Connection
-
+from ._adapters import AsyncCallerConnection, CallerConnection, is_async
 from ._decode import Decoder, Mismatch, compile_type, decode_fields
+from ._executors import ExecutorSource
 from .async_client import AsyncClient
 from .client import Client
 from .job import Job
@@ -23,8 +23,8 @@ from .retry import Policy, Retry, as_policy
 P = ParamSpec("P")
 R = TypeVar("R")
 
-SyncTarget = Client | Connection[Any]
-AsyncTarget = AsyncClient | AsyncConnection[Any]
+SyncTarget = Client | CallerConnection
+AsyncTarget = AsyncClient | AsyncCallerConnection
 CallNext = Callable[[Job], Awaitable[Any]]
 Middleware = Callable[[Job, CallNext], Awaitable[Any]]
 
@@ -139,6 +139,7 @@ class Task(Generic[P, R]):
         timeout: float | None = None,
         completes_itself: bool = False,
         interrupt_on_cancel: bool = False,
+        executor: ExecutorSource | None = None,
         middleware: tuple[Middleware, ...] = (),
     ) -> None:
         self.function = function
@@ -149,8 +150,11 @@ class Task(Generic[P, R]):
         self.timeout = timeout
         self.completes_itself = completes_itself
         self.interrupt_on_cancel = interrupt_on_cancel
+        self.executor = executor
         self.middleware = middleware
         self.is_async = _is_async(function)
+        if self.is_async and executor is not None:
+            raise TypeError(f'"{kind}": an async handler runs in the event loop, in no executor')
         if not self.is_async and (timeout is not None or interrupt_on_cancel):
             raise TypeError(
                 f'"{kind}": a def handler cannot be stopped from outside; use deadline, and '
@@ -247,12 +251,12 @@ class Insertion(Generic[P]):
         payload = self._task.parameters.encode(*args, **kwargs)
         arguments = self._options.insert_arguments()
         client: Client | AsyncClient
-        if isinstance(target, Connection):
-            client = Client(target)
-        elif isinstance(target, AsyncConnection):
+        if isinstance(target, Client | AsyncClient):
+            client = target
+        elif is_async(target):
             client = AsyncClient(target)
         else:
-            client = target
+            client = Client(cast(CallerConnection, target))
         return client.insert_job(self._task.kind, payload, **arguments)
 
     def item(self, *args: P.args, **kwargs: P.kwargs) -> dict[str, Json]:
@@ -312,6 +316,7 @@ class Handlers:
         keep_result: bool | None = None,
         completes_itself: bool = False,
         interrupt_on_cancel: bool = False,
+        executor: ExecutorSource | None = None,
         tags: Sequence[str] = (),
     ) -> _Decorator:
         """Register the decorated function; its name is the kind unless one is given.
@@ -319,7 +324,8 @@ class Handlers:
         `timeout` stops the handler in this process and counts as a failure; `deadline` lets the
         database take the attempt away, whatever became of the process. `completes_itself` says
         that the handler calls job.complete(conn) in its own transaction. `interrupt_on_cancel`
-        stops an async handler when its job is cancelled.
+        stops an async handler when its job is cancelled. A def handler runs in `executor`, or in
+        what the function given as `executor` makes, instead of in the worker's.
         """
 
         def decorate(function: Callable[..., Any], /) -> Task[..., Any]:
@@ -339,6 +345,7 @@ class Handlers:
                 timeout=None if timeout is None else as_seconds(timeout, "timeout"),
                 completes_itself=completes_itself,
                 interrupt_on_cancel=interrupt_on_cancel,
+                executor=executor,
                 middleware=self._middleware,
             )
             self._put(task)

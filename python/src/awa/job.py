@@ -6,10 +6,9 @@ import asyncio
 import json
 from collections.abc import Awaitable, Coroutine, Generator
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, cast, overload
 
-from psycopg import AsyncConnection, Connection
-
+from ._adapters import AsyncCallerConnection, CallerConnection, is_async
 from ._codec import dump_json
 from .async_client import AsyncClient
 from .client import Client
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
 
     from ._batches import Batch
     from ._dispatcher import Dispatcher
+    from ._executors import Pool
 
 # Columns of a claim, in the order of a row; bytes stand for jsonb and timestamptz until read.
 COLUMNS = (
@@ -91,6 +91,7 @@ class Job:
         "_cancelled",
         "_dispatcher",
         "_future",
+        "_pool",
         "_progress",
         "_row",
         "_state",
@@ -108,6 +109,7 @@ class Job:
         self._state = WAITING
         self._task: asyncio.Task[None] | None = None
         self._future: Future[Any] | None = None
+        self._pool: Pool | None = None
         # Why the worker interrupts the handler: "closed" or "shutdown".
         self._stop: str | None = None
         self._cancelled = False
@@ -221,15 +223,15 @@ class Job:
         return _Ready(asyncio.run_coroutine_threadsafe(sending, worker.loop).result())
 
     @overload
-    def complete(self, conn: Connection[Any], result: Json = None) -> FinalizationReceipt: ...
+    def complete(self, conn: CallerConnection, result: Json = None) -> FinalizationReceipt: ...
 
     @overload
     def complete(
-        self, conn: AsyncConnection[Any], result: Json = None
+        self, conn: AsyncCallerConnection, result: Json = None
     ) -> Coroutine[Any, Any, FinalizationReceipt]: ...
 
     def complete(
-        self, conn: Connection[Any] | AsyncConnection[Any], result: Json = None
+        self, conn: CallerConnection | AsyncCallerConnection, result: Json = None
     ) -> FinalizationReceipt | Coroutine[Any, Any, FinalizationReceipt]:
         """Complete the job in the transaction of this connection, which the caller commits.
 
@@ -243,16 +245,24 @@ class Job:
             )
         opts = None if result is None else {"result": result}
         schema = self._dispatcher.worker.schema
-        if isinstance(conn, AsyncConnection):
+        if is_async(conn):
             return AsyncClient(conn, schema=schema).complete_job(*self.token, opts=opts)
-        return Client(conn, schema=schema).complete_job(*self.token, opts=opts)
+        return Client(cast(CallerConnection, conn), schema=schema).complete_job(
+            *self.token, opts=opts
+        )
 
     def __repr__(self) -> str:
         return f"<awa.Job {self.id} {self.kind} attempt {self.attempt}/{self.max_attempts}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
         # What a process pool gets: the values, without the worker.
-        return _detached, (self._row, self.queue)
+        worker = self._dispatcher.worker
+        return _detached, (
+            self._row,
+            self.queue,
+            worker.schema,
+            worker.completes_itself(self.kind),
+        )
 
 
 class _Ready:
@@ -270,15 +280,21 @@ class _Ready:
 
 
 class _Detached:
-    """Stands for the worker in another process, where its calls cannot be made."""
+    """Stands for dispatcher and worker in another process: completes, and does nothing else."""
 
-    def __init__(self, queue: str) -> None:
+    def __init__(self, queue: str, schema: str, completes_itself: bool) -> None:
         self.queue = queue
+        self.schema = schema
+        self._completes_itself = completes_itself
+        self.worker = self
 
-    @property
-    def worker(self) -> Any:
-        raise RuntimeError("this call needs the worker's own process")
+    def completes_itself(self, kind: str) -> bool:
+        return self._completes_itself
+
+    def send_progress(self, job: Job, value: Json) -> Any:
+        raise RuntimeError("set_progress needs the worker's own process: use a thread for it")
 
 
-def _detached(row: Row, queue: str) -> Job:
-    return Job(row, None, _Detached(queue))  # type: ignore[arg-type]
+def _detached(row: Row, queue: str, schema: str, completes_itself: bool) -> Job:
+    stand_in = _Detached(queue, schema, completes_itself)
+    return Job(row, None, stand_in)  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 from .models import Json
 
@@ -27,6 +28,14 @@ class Outcome(Exception):
     def item(self) -> dict[str, Json]:
         """The outcome's keys in a finish_jobs item."""
         raise NotImplementedError
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Exceptions are made anew from their message, which is not what these take.
+        return _remade, (type(self), self.args), self.__dict__
+
+
+def _remade(cls: type[Outcome], args: tuple[Any, ...]) -> Outcome:
+    return cls.__new__(cls, *args)
 
 
 class RetryAfter(Outcome):

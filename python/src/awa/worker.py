@@ -9,7 +9,6 @@ import platform
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
 from types import TracebackType
 from typing import Any, Self, TypedDict, Unpack
 
@@ -19,7 +18,9 @@ from . import _calls
 from ._batches import Holds
 from ._codec import dump_json
 from ._dispatcher import Dispatcher
+from ._executors import Executors, ExecutorSource
 from ._finisher import Finisher
+from ._invoke import compose
 from ._maintenance import Maintenance
 from ._session import AsyncSession, Backoff, Outage, SessionSettings, logger
 from ._statements import Statements
@@ -52,10 +53,11 @@ class Worker:
     """Runs the jobs of some queues; an async context manager, so that an application can host it.
 
     `queues` gives the number of handlers that run at once: for each queue, or as one number for
-    the queues that the handlers name. Def handlers run in `executor`, by default in threads. With
-    `pooler` (PgBouncer in transaction mode) nothing is used that needs a session: no prepared
-    statements, and polling every `poll_interval` seconds instead of LISTEN. Each worker also
-    takes part in the maintenance of the queue, unless `maintenance` is false.
+    the queues that the handlers name. Def handlers run in `executor`, by default in threads; a
+    function that makes one is called again when it breaks. With `pooler` (PgBouncer in transaction
+    mode) nothing is used that needs a session: no prepared statements, and polling every
+    `poll_interval` seconds instead of LISTEN. Each worker also takes part in the maintenance of the
+    queue, unless `maintenance` is false.
     """
 
     def __init__(
@@ -66,7 +68,7 @@ class Worker:
         queues: Queues = DEFAULT_CONCURRENCY,
         schema: str = _calls.DEFAULT_SCHEMA,
         grace: float | None = None,
-        executor: Executor | None = None,
+        executor: ExecutorSource | None = None,
         middleware: Sequence[Middleware] = (),
         maintenance: bool = True,
         listen: bool = True,
@@ -86,8 +88,7 @@ class Worker:
         self.dispatchers: list[Dispatcher] = []
         self.listener: Listener | None = None
         self._settings = SessionSettings(dsn, application_name, pooler)
-        self._executor = executor
-        self._threads: DaemonThreads | None = None
+        self._executors = Executors(executor, sum(self.queues.values()))
         self._with_maintenance = maintenance
         self._with_listener = listen and not pooler
         self._prefetch = prefetch
@@ -111,7 +112,7 @@ class Worker:
             self.holds,
             self.instance_id,
             self._outage,
-            broken=self._broken,
+            broken=self.broken,
         )
         self.heartbeat = Heartbeat(
             self._settings,
@@ -141,9 +142,11 @@ class Worker:
         self._is_started = True
         self.loop = asyncio.get_running_loop()
         try:
+            runs = {task: compose(task, self._executors, self.middleware) for task in self.handlers}
             if not await self._register():
                 return self
         except BaseException:
+            self._executors.close()
             await self._claims.close()
             raise
         self._is_running = True
@@ -157,14 +160,10 @@ class Worker:
         if self._with_maintenance:
             self._maintenance = Maintenance(self._settings, self.schema, self._outage)
             self._maintenance.start()
-        executor = self._executor
-        if executor is None:
-            self._threads = executor = DaemonThreads(sum(self.queues.values()))
-        tasks = {task.kind: task for task in self.handlers}
         for queue, concurrency in self.queues.items():
             dispatcher = Dispatcher(self, queue, concurrency, self._prefetch, BATCH)
             self.dispatchers.append(dispatcher)
-            dispatcher.start(tasks, executor)
+            dispatcher.start(runs)
         what = ", ".join(f"{queue}={n}" for queue, n in self.queues.items())
         logger.info("worker %s started: %s", self.instance_id, what)
         return self
@@ -177,6 +176,7 @@ class Worker:
     ) -> None:
         self.stop()
         if not self._is_running:
+            self._executors.close()
             await self._claims.close()
             return
         self._is_running = False
@@ -202,8 +202,7 @@ class Worker:
             await self._maintenance.close()
         if self.listener is not None:
             await self.listener.close()
-        if self._threads is not None:
-            self._threads.shutdown(wait=False)
+        self._executors.close()
         await self._finishes.close()
         await self._claims.close()
         await self.heartbeat.ended(1.0 if self._is_clean else 0.1)
@@ -340,7 +339,7 @@ class Worker:
         else:
             logger.error("%s failed", what, exc_info=error)
 
-    def _broken(self, error: BaseException) -> None:
+    def broken(self, error: BaseException) -> None:
         # Without it no result would be stored any more: better to end, and be started again.
         logger.critical("the worker is broken and stops", exc_info=error)
         self._is_broken = True
@@ -383,7 +382,7 @@ class WorkerOptions(TypedDict, total=False):
     queues: Queues
     schema: str
     grace: float | None
-    executor: Executor | None
+    executor: ExecutorSource | None
     middleware: Sequence[Middleware]
     maintenance: bool
     listen: bool

@@ -13,7 +13,7 @@ import psycopg
 from .._install import InstallError
 from ..embedded import EmbeddedPostgresError
 from ..errors import AwaError
-from . import dead_letters, jobs, queues, server, settings, workers
+from . import conformance, dead_letters, jobs, queues, server, settings, workers
 from .options import Failure, Options, common_options
 
 # A full disk under stdout.
@@ -103,5 +103,6 @@ for command in (
     queues.queues,
     dead_letters.dlq,
     settings.settings,
+    conformance.conformance,
 ):
     main.add_command(command)

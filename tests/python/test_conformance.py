@@ -1,0 +1,140 @@
+"""`awa conformance`: the example workers and awa's own pass, a sloppy one does not."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+
+from awa.conformance import RULES
+from conftest import Database, DatabaseServer
+from engine import WORKER
+
+REPO = Path(__file__).parents[2]
+WORKERS = REPO / "examples/workers"
+NODE_MODULES = REPO / "build/node/node_modules"
+AWA = Path(sys.executable).parent / "awa"
+COMMANDS = {
+    "awa": f"{AWA} worker awa.conformance.handlers:handlers -q conformance",
+    "bash": "./worker.sh conformance.sh",
+    "python": f"{sys.executable} worker.py conformance",
+    "node": "node worker.js ./conformance.js",
+    "sloppy": f"{sys.executable} {Path(__file__).parent / 'sloppy_worker.py'}",
+}
+OWN = {"W17", "W18"}  # what the examples leave out
+
+Verdicts = dict[str, dict[str, str]]
+
+
+def install_pg() -> None:
+    """Fetch Node's `pg` into build/, once, also when both versions are tested side by side."""
+    folder = NODE_MODULES.parent
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (NODE_MODULES / "pg").is_dir():
+            shutil.copy(WORKERS / "package.json", folder)
+            npm = ["npm", "install", "--no-audit", "--no-fund", "--silent"]
+            subprocess.run(npm, cwd=folder, check=True)
+
+
+def check(command: str, database: Database, psql: Path) -> tuple[int, Verdicts]:
+    given = conninfo_to_dict(database.dsn)
+    url = f"postgresql://{given['user']}@{given['host']}:{given['port']}/{given['dbname']}"
+    timeout = "2" if "sloppy" in command else "40"
+    done = subprocess.run(
+        [AWA, "conformance", "--json", "--timeout", timeout, "--dsn", url, "--worker", command],
+        cwd=WORKERS,
+        env={**os.environ, "NODE_PATH": str(NODE_MODULES), "PATH": f"{psql}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout, done.stderr
+    return done.returncode, {verdict["rule"]: verdict for verdict in json.loads(done.stdout)}
+
+
+@pytest.fixture(scope="module")
+def results(
+    server: DatabaseServer, template: Database, pg_bin: Path
+) -> Iterator[dict[str, tuple[int, Verdicts]]]:
+    """Every worker's run, all at once: most of their time is waiting."""
+    commands = dict(COMMANDS)
+    if shutil.which("npm"):
+        install_pg()
+    else:
+        del commands["node"]
+    databases = {name: server.create(f"conformance_{name}", template.name) for name in commands}
+    try:
+        with ThreadPoolExecutor(len(commands)) as pool:
+            runs = {
+                name: pool.submit(check, command, databases[name], pg_bin)
+                for name, command in commands.items()
+            }
+        yield {name: run.result() for name, run in runs.items()}
+    finally:
+        for database in databases.values():
+            server.drop(database.name)
+
+
+@pytest.mark.parametrize("name", COMMANDS.keys() - {"sloppy"})
+def test_a_worker_keeps_every_rule(results: dict[str, tuple[int, Verdicts]], name: str) -> None:
+    if name not in results:
+        pytest.skip("needs node and npm")
+    code, verdicts = results[name]
+    assert list(verdicts) == [rule.number for rule in RULES]
+    answers = {number: verdict["answer"] for number, verdict in verdicts.items()}
+    cannot = set() if name == "awa" else OWN
+    expected = {number: "cannot" if number in cannot else "ok" for number in answers}
+    assert answers == expected, verdicts
+    assert code == 0
+
+
+def test_a_sloppy_worker_is_told_which_rules_it_breaks(
+    results: dict[str, tuple[int, Verdicts]],
+) -> None:
+    code, verdicts = results["sloppy"]
+    text = (Path(__file__).parent / "sloppy_worker.py").read_text()
+    breaks = set(re.findall(r"\b(W\d+)\b", re.findall(r"BREAKS = \{(.*)\}", text)[0]))
+    failed = {number for number, verdict in verdicts.items() if verdict["answer"] == "failed"}
+    assert breaks <= failed
+    assert not failed & {"W1", "W2", "W10", "W14"}
+    assert all(verdicts[number]["detail"] for number in failed)
+    assert code == 1
+
+
+def test_a_database_in_use_is_refused_and_left_as_it_was(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    conn.execute("SELECT awa.register_instance(%s)", [WORKER])
+    conn.execute("SELECT awa.heartbeat(%s)", [WORKER])
+    before = conn.execute("SELECT * FROM awa.settings").fetchall()
+    done = subprocess.run(
+        [AWA, "conformance", "--dsn", database.dsn, "--worker", "false"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "error: a worker is connected to this database" in done.stderr
+    assert conn.execute("SELECT * FROM awa.settings").fetchall() == before
+
+
+def test_the_document_has_the_rules_that_are_checked() -> None:
+    text = (REPO / "docs/conformance.md").read_text()
+    described = re.findall(r"^\| (W\d+) \| (\w+) \| (.+) \|$", text, re.MULTILINE)
+    assert described == [(rule.number, rule.level, rule.text) for rule in RULES]
+    suite = (REPO / "tests/sql/conformance/rules.sql").read_text()
+    asserted = set(re.findall(r"'(S\d+): ", suite))
+    assert asserted == set(re.findall(r"^\| (S\d+) \|", text, re.MULTILINE))
