@@ -78,14 +78,18 @@ COMMENT ON FUNCTION @extschema@._available_facts(@extschema@.job_info, timestamp
 
 CREATE OR REPLACE FUNCTION @extschema@._deferred_facts(p_info @extschema@.job_info, p_now timestamptz)
 RETURNS jsonb
-LANGUAGE sql STABLE PARALLEL SAFE
+LANGUAGE sql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$
     SELECT jsonb_build_object(
         'paused_at', (@extschema@._queue_options(p_info.queue)).paused_at, 'is_due', p_info.run_at <= p_now,
         'last_error', left(p_info.errors -> -1 ->> 'error', 1000),
-        'releases', (SELECT (d.ext ->> 'releases')::integer FROM @extschema@.deferred_jobs d
-                     WHERE d.job_id = p_info.job_id))
+        'releases', (d.job).ext -> 'releases',
+        'unique_key_holder', (
+            SELECT c.job_id FROM @extschema@.job_unique_claims c
+            WHERE (d.job).ext -> 'unique' ? 'waiting' AND c.job_id <> p_info.job_id
+              AND c.key = decode((d.job).ext -> 'unique' ->> 'key', 'hex')))
+    FROM @extschema@._find_deferred(p_info.job_id) d
 $function$;
 COMMENT ON FUNCTION @extschema@._deferred_facts(@extschema@.job_info, timestamptz) IS
     'Internal: what a deferred job waits for.';
@@ -155,6 +159,9 @@ AS $function$
     SELECT CASE p_info.state
     WHEN 'available' THEN @extschema@._waiting_sentence(p_info, p_facts)
     WHEN 'scheduled' THEN format('Job %s is scheduled: ', p_info.job_id) || CASE
+        WHEN p_facts ? 'unique_key_holder'
+        THEN format('it needs its unique key, which job %s has; at %s it gets it, or is cancelled.',
+            p_facts ->> 'unique_key_holder', p_info.run_at)
         WHEN p_facts ? 'releases'
         THEN format('no worker that claimed it knew kind "%s" (%s so far); it is offered again at %s.',
             p_info.kind, @extschema@._counted((p_facts ->> 'releases')::bigint, 'time'), p_info.run_at)
@@ -162,7 +169,10 @@ AS $function$
         ELSE format('it may run from %s.', p_info.run_at) END
     WHEN 'retryable' THEN format('Job %s failed in attempt %s of %s%s and %s.', p_info.job_id, p_info.attempt,
         p_info.max_attempts, coalesce(format(' (%s)', p_facts ->> 'last_error'), ''),
-        CASE WHEN p_facts -> 'is_due' = 'true' THEN format('is due since %s: it waits for a tick', p_info.run_at)
+        CASE WHEN p_facts ? 'unique_key_holder'
+             THEN format('is tried again at %s, if job %s gives its unique key free by then', p_info.run_at,
+                         p_facts ->> 'unique_key_holder')
+             WHEN p_facts -> 'is_due' = 'true' THEN format('is due since %s: it waits for a tick', p_info.run_at)
              ELSE format('is tried again at %s', p_info.run_at) END)
     WHEN 'running' THEN format('Job %s runs since %s, attempt %s of %s, in worker %s%s%s.', p_info.job_id,
         p_info.attempted_at, p_info.attempt, p_info.max_attempts, p_info.instance_id,

@@ -52,6 +52,12 @@ SELECT test.start('w') AS job \gset
 SELECT test.finish(:'job', 'snooze', '{"delay_seconds": 0}') \g /dev/null
 SELECT test.says(test.id(:'job'), 'is scheduled: it is due since % and waits for a tick.', '{"is_due": true}');
 
+SELECT (awa.insert_job('u', queue => 'u', opts => '{"delay_seconds": 60, "unique": {"states": ["available", "running"]}}')).job_id AS unique \gset
+SELECT test.says(:unique, 'is scheduled: it may run from %');
+SELECT (awa.insert_job('u', queue => 'u', opts => '{"unique": {"states": ["available", "running"]}}')).job_id AS holder \gset
+SELECT test.says(:unique, format('is scheduled: it needs its unique key, which job %s has; at %% it gets it, or is cancelled.', :holder),
+    jsonb_build_object('unique_key_holder', :holder));
+
 -- Running.
 SELECT test.says(:id, format('runs since %%, attempt 1 of 25, in worker %s on h1.', test.worker(1)),
     jsonb_build_object('instance_id', test.worker(1), 'instance_is_live', true, 'is_evacuated', false));
