@@ -873,7 +873,7 @@ BAD_INSERTS: dict[str, tuple[dict[str, object], str, str]] = {
     "args large": ({"args": Jsonb("x" * 1_048_577)}, "23514", "args"),
     "args deep": ({"args": "[" * 300 + "]" * 300}, "23514", "args"),
     "opts unknown": ({"opts": {"colour": 1}}, "22023", "colour"),
-    "opts later": ({"opts": {"backpressure": "off"}}, "JQ007", "backpressure"),
+    "opts later": ({"opts": {"after": [1]}}, "JQ007", "after"),
     "opts unique": ({"opts": {"unique": {"states": []}}}, "22023", "states"),
     "opts tags": ({"opts": {"tags": ["a"] * 21}}, "23514", "tags"),
     "opts delay": ({"opts": {"delay_seconds": -1}}, "22023", "delay_seconds"),
