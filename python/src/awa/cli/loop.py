@@ -16,12 +16,14 @@ def rounds(every: float | None) -> Iterator[None]:
 
     def received(number: int, frame: object) -> None:
         stop.set()
-        signal.signal(number, before[signal.Signals(number)])
+        # Not what was there before: a shell starts its background jobs with SIGINT ignored.
+        signal.signal(
+            number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+        )
 
-    before = {}
     if every is not None:
         for number in (signal.SIGINT, signal.SIGTERM):
-            before[number] = signal.signal(number, received)
+            signal.signal(number, received)
     while True:
         yield
         if every is None or stop.wait(every):
