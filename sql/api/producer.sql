@@ -58,8 +58,10 @@ kind, queue: 1 to 200 printable characters. args: any JSON up to args_max_bytes
 and 256 levels. priority: 1 (first) to 4.
 max_attempts: 1 to 1000. run_at: not before this time; NULL or past means now.
 opts: tags, metadata, ordering_key, delay_seconds, deadline_seconds (per attempt), keep_result, backoff, trace,
-backpressure (off, signal or {"reject": n}). Returns the id and state, and with signal how many jobs wait. Errors: 22023
-bad value or unknown option, 23514 limit, JQ003 n or more jobs wait, JQ007 option of a later version.';
+unique ({by, key, period_seconds, states, on_conflict: return, raise or replace}), backpressure (off, signal or
+{"reject": n}). Returns the id and state, whether it is a duplicate, and with signal how many jobs wait. Errors: 22023
+bad value or unknown option, 23514 limit, 23505 on_conflict raise, 25001 replace or backpressure outside READ COMMITTED,
+40001 a snapshot that cannot see who holds the key, JQ003 n or more jobs wait, JQ007 option of a later version.';
 
 CREATE OR REPLACE FUNCTION @extschema@._delayed(p_run_at timestamptz, p_opts jsonb, p_now timestamptz)
 RETURNS timestamptz

@@ -54,10 +54,20 @@ CREATE OR REPLACE FUNCTION @extschema@._replace_deferred_args(p_job_id bigint, p
 RETURNS boolean
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET enable_bitmapscan = off
 AS $function$
+DECLARE
+    v_slot integer := (@extschema@._find_deferred(p_job_id)).slot;
+    v_count bigint;
 BEGIN
-    UPDATE @extschema@.deferred_jobs d SET args = p_args WHERE d.job_id = p_job_id;
-    RETURN FOUND;
+    IF v_slot IS NULL THEN
+        RETURN false;
+    END IF;
+    EXECUTE format('UPDATE @extschema@.deferred_jobs_%s d SET args = $2 WHERE d.job_id = $1', v_slot)
+        USING p_job_id, p_args;
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    RETURN v_count > 0;
 END
 $function$;
 COMMENT ON FUNCTION @extschema@._replace_deferred_args(bigint, jsonb) IS

@@ -152,6 +152,7 @@ AS $function$
 DECLARE
     v_job @extschema@._job;
     v_ready record;
+    v_position bigint;
     v_state text;
 BEGIN
     PERFORM @extschema@._require_read_committed();
@@ -165,6 +166,7 @@ BEGIN
             RETURN 'cancelled_running';
         END IF;
         v_ready := @extschema@._look_up_ready(p_job_id);
+        v_position := v_ready."position";
         IF v_ready.slot IS NOT NULL THEN
             PERFORM pg_advisory_xact_lock_shared(
                 @extschema@._lock_key('mutation', @extschema@._lane_of(v_ready."position")));
@@ -172,6 +174,8 @@ BEGIN
             -- pause point: cancel
             v_ready := @extschema@._look_up_ready(p_job_id);
         END IF;
+        -- A job that has changed its place meanwhile must be locked there.
+        CONTINUE WHEN v_ready."position" <> v_position;
         IF v_ready.is_unclaimed THEN
             SELECT (r.job).* INTO v_job FROM @extschema@._read_ready(v_ready.slot, ARRAY[v_ready."position"]) r;
             PERFORM @extschema@._append_tombstone(v_ready.slot, v_ready."position");

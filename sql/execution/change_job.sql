@@ -164,6 +164,7 @@ SET search_path = pg_catalog, pg_temp
 AS $function$
 DECLARE
     v_ready record := @extschema@._look_up_ready(p_job_id);
+    v_position bigint := v_ready."position";
     v_job @extschema@._job;
 BEGIN
     IF v_ready.is_unclaimed IS NOT TRUE THEN
@@ -174,7 +175,8 @@ BEGIN
     PERFORM pg_advisory_xact_lock(@extschema@._lock_key('position', v_ready."position"));
     -- pause point: take_available
     v_ready := @extschema@._look_up_ready(p_job_id);
-    IF v_ready.is_unclaimed IS NOT TRUE THEN
+    -- A job that has changed its place meanwhile must be locked there: the caller comes again.
+    IF v_ready.is_unclaimed IS NOT TRUE OR v_ready."position" <> v_position THEN
         RETURN NULL;
     END IF;
     SELECT (r.job).* INTO v_job FROM @extschema@._read_ready(v_ready.slot, ARRAY[v_ready."position"]) r;

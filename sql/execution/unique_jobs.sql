@@ -263,6 +263,7 @@ SET search_path = pg_catalog, pg_temp
 AS $function$
 DECLARE
     v_ready record;
+    v_position bigint;
     v_job @extschema@._job;
 BEGIN
     PERFORM @extschema@._require_read_committed();
@@ -275,8 +276,10 @@ BEGIN
         PERFORM pg_advisory_xact_lock_shared(
             @extschema@._lock_key('mutation', @extschema@._lane_of(v_ready."position")));
         PERFORM pg_advisory_xact_lock(@extschema@._lock_key('position', v_ready."position"));
+        v_position := v_ready."position";
         v_ready := @extschema@._look_up_ready(p_job_id);
-        CONTINUE WHEN v_ready.slot IS NULL;
+        -- A job that has changed its place meanwhile must be locked there.
+        CONTINUE WHEN v_ready.slot IS NULL OR v_ready."position" <> v_position;
         EXIT WHEN NOT v_ready.is_unclaimed;
         SELECT (r.job).* INTO v_job FROM @extschema@._read_ready(v_ready.slot, ARRAY[v_ready."position"]) r;
         v_job.args := p_args;

@@ -285,19 +285,23 @@ DECLARE
 BEGIN
     outcome := 'nothing';
     FOREACH v_table IN ARRAY '{leases,attempt_state}'::text[] LOOP
-        IF pg_relation_size(('@extschema@.' || v_table)::regclass) >= 262144 AND @extschema@._is_vacant(v_table) THEN
+        CONTINUE WHEN pg_relation_size(('@extschema@.' || v_table)::regclass) < 262144
+            OR NOT @extschema@._is_vacant(v_table);
+        BEGIN
+            EXECUTE format('LOCK TABLE @extschema@.%I IN ACCESS EXCLUSIVE MODE NOWAIT', v_table);
+            IF NOT @extschema@._is_vacant(v_table) THEN
+                RAISE EXCEPTION USING ERRCODE = 'JQ000';
+            END IF;
+            EXECUTE format('TRUNCATE @extschema@.%I', v_table);
+            outcome := 'pruned';
             detail := jsonb_build_object('table', v_table);
-            BEGIN
-                EXECUTE format('LOCK TABLE @extschema@.%I IN ACCESS EXCLUSIVE MODE NOWAIT', v_table);
-                IF @extschema@._is_vacant(v_table) THEN
-                    EXECUTE format('TRUNCATE @extschema@.%I', v_table);
-                END IF;
-                outcome := 'pruned';
-            EXCEPTION WHEN lock_not_available THEN
-                outcome := 'locked';
-            END;
             RETURN;
-        END IF;
+        EXCEPTION WHEN SQLSTATE 'JQ000' THEN
+            NULL;
+        WHEN lock_not_available THEN
+            outcome := 'locked';
+            detail := jsonb_build_object('table', v_table);
+        END;
     END LOOP;
 END
 $function$;

@@ -269,6 +269,35 @@ def test_g2_rescue_leaves_alone_what_ended_between_its_choice_and_its_write(
     assert total(conn) == 2
 
 
+# Broken by going on at the position of the second look, without its lock (_cancel_job,
+# _take_available, _replace_args).
+@pytest.mark.parametrize(
+    "change",
+    [
+        "SELECT awa.cancel_job(%(id)s)",
+        "SELECT awa.update_job(%(id)s, '{\"max_attempts\": 3}')",
+        "SELECT awa._replace_args(%(id)s, '{\"n\": 2}', now())",
+    ],
+)
+def test_g2_a_change_locks_a_job_where_it_lies(
+    database: Database, conn: psycopg.Connection, change: str
+) -> None:
+    [job_id] = insert_many(conn, 1)
+    with open_transaction(database) as first, open_transaction(database) as second:
+        first.execute("SELECT awa.update_job(%s, '{\"priority\": 1}')", [job_id])
+        second.execute("SELECT 1")
+        changing = threading.Thread(target=lambda: second.execute(change, {"id": job_id}))
+        changing.start()
+        wait_until_blocked(conn, second)
+        first.commit()  # moves the job to another lane
+        changing.join()
+        assert claim(conn) == []  # the second change is not committed: the job is locked
+        second.commit()
+    claimed = [attempt.job_id for attempt in claim_all(conn)]
+    assert claimed == ([] if "cancel" in change else [job_id])
+    assert total(conn) == 1
+
+
 # Broken by a claim without the lane lock.
 def test_g2_two_claims_at_once_share_nothing(database: Database, conn: psycopg.Connection) -> None:
     insert_many(conn, 20)

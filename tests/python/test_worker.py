@@ -19,7 +19,7 @@ from psycopg.types.json import Jsonb
 
 import awa
 from awa._decode import Mismatch
-from awa._maintenance import Maintenance
+from awa._maintenance import STEPS, Maintenance
 from awa._session import Outage, SessionSettings
 from awa.outcomes import Outcome
 from conftest import Database
@@ -1058,6 +1058,11 @@ def test_a_host_that_is_cancelled_twice_leaves_nothing_behind(
     asyncio.run(run())
     assert not [t for t in threading.enumerate() if t.name == "awa heartbeat"]
     assert client.job(job_id).state == "retryable"
+
+
+def test_maintenance_makes_every_step_in_its_order(conn: psycopg.Connection) -> None:
+    [[steps]] = conn.execute("SELECT awa._tick_steps()").fetchall()
+    assert list(STEPS) == [step for step in steps if step != "promote"]
 
 
 def test_maintenance_that_gets_no_answer_does_not_keep_the_worker() -> None:

@@ -28,6 +28,7 @@ STEPS = (
     "instances",
     "hints",
     "evacuate",
+    "prune_attempts",
     "prune_claim",
     "prune_queue",
     "prune_deferred",
