@@ -26,6 +26,7 @@ DIRECTED = [
     ("prune does not recheck", "producer writes to a left slot"),
     ("prune does not recheck", "claim writes to a left slot"),
     ("cursor read in one snapshot", "prune moves the cursor that a claim reads"),
+    ("cancel goes on where it has no lock", "worker releases while cancel looks"),
     (
         "prune of a bucket does not look again",
         "job is deferred into a bucket that is pruned",
@@ -61,6 +62,7 @@ DIRECTED_LONG = [
 ]
 # Schedules so rare that six seeds do not meet them.
 ONLY_DIRECTED = {
+    "cancel goes on where it has no lock",
     "evacuation without the lane's locks",
     "cancel of a lease does not look again",
     "rescue of a lease does not look again",

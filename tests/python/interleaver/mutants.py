@@ -65,6 +65,9 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
             "            -- pause point: cancel\n",
         ),
     ),
+    "cancel goes on where it has no lock": (
+        Edit("_cancel_job", 'CONTINUE WHEN v_ready."position" <> v_position;', ""),
+    ),
     "hint from uncommitted rows": (Edit("_claim_lane", "IF p_fresh THEN", "IF true THEN"),),
     # ---- finish
     "closed positions close again": (

@@ -120,6 +120,28 @@ def claim_commits_while_cancel_looks(world: World) -> None:
     world.drain()
 
 
+def worker_releases_while_cancel_looks(world: World) -> None:
+    """A cancel has found its job running and locked that place; the job is handed back, to another
+    place; the cancel goes on, and a claim comes before it commits."""
+    claimer, canceller = Claimer(world, "claimer"), Canceller(world, "canceller")
+    world.actors += [claimer, canceller]
+    job = world.insert_one()
+    claim_one(claimer, "one")
+    canceller.begin(READ_COMMITTED)
+    canceller.cancel(job, ("cancel", 0))
+    must(canceller.thread is not None, "the cancel waits at its pause point")
+    [token] = world.ledger.open
+    items = json.dumps([{**token._asdict(), "outcome": "released"}])
+    answer = world.query("SELECT result FROM awa.finish_jobs(%s, %s)", claimer.instance, items)
+    must(answer == [("done",)], "the job is handed back")
+    world.ledger.end(token, "released")
+    canceller.resume()
+    claim_one(claimer, "one")
+    canceller.end(True)
+    must(world.seen["cancel cancelled"] == 1, "the job is cancelled")
+    world.drain()
+
+
 def claims_are_rolled_back(world: World) -> None:
     """A transaction empties a lane, sees that it is empty, and rolls back."""
     claimer = Claimer(world, "claimer")
@@ -376,6 +398,7 @@ SCHEDULES: dict[str, Callable[[World], None]] = {
     "prune moves the cursor that a claim reads": prune_moves_the_cursor_that_a_claim_reads,
     "cancel commits between read and lock": cancel_commits_between_read_and_lock,
     "claim commits while cancel looks": claim_commits_while_cancel_looks,
+    "worker releases while cancel looks": worker_releases_while_cancel_looks,
     "claims are rolled back": claims_are_rolled_back,
     "claim has an older id than a producer": claim_has_an_older_id_than_a_producer,
     "claim meets a cancel that is rolled back": claim_meets_a_cancel_that_is_rolled_back,
