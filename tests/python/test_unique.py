@@ -280,8 +280,10 @@ def test_a_key_outlives_the_history_of_its_job_until_its_period_ends(
     assert unique(conn, "long", period_seconds=period) == Answer(long.job_id, "completed", True)
     assert unique(conn, "waiting", period_seconds=period).state == "available"
     assert unique(conn, "waiting", period_seconds=period).job_id == waiting.job_id
-    assert not unique(conn, "plain").duplicate
+    # A ring that has no room is pruned before its time, but a key keeps its own.
     end = monotonic() + WAIT_SECONDS
+    while unique(conn, "plain").duplicate:
+        assert monotonic() < end
     while unique(conn, "short", key="ab" * 16, period_seconds=2).duplicate:
         assert monotonic() < end
     assert not unique(conn, "long", period_seconds=period + 7).duplicate
