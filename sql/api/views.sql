@@ -136,8 +136,7 @@ AS $function$
 BEGIN
     RETURN QUERY
     SELECT i.instance_id, i.info, i.started_at, i.heartbeat_at,
-           coalesce(i.heartbeat_at > clock_timestamp() - make_interval(
-               secs => @extschema@._setting('staleness_seconds')::double precision), false)
+           @extschema@._is_live(i.heartbeat_at, clock_timestamp())
     FROM @extschema@.runtime_instances i;
 END
 $function$;

@@ -46,7 +46,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$
 DECLARE
-    v_interval interval := make_interval(secs => @extschema@._setting('heartbeat_seconds')::double precision);
+    v_interval interval := @extschema@._setting_interval('heartbeat_seconds');
 BEGIN
     -- Callers beat often to hear of cancellations; the row changes once an interval, or at once to end a suspicion.
     UPDATE @extschema@.runtime_instances i
@@ -65,6 +65,13 @@ $function$;
 COMMENT ON FUNCTION @extschema@._record_heartbeat(uuid, int8multirange, timestamptz) IS
     'Internal: stores a heartbeat and what the instance holds (NULL: all).';
 
+CREATE OR REPLACE FUNCTION @extschema@._is_live(p_heartbeat_at timestamptz, p_now timestamptz)
+RETURNS boolean
+LANGUAGE sql STABLE PARALLEL SAFE
+RETURN coalesce(p_heartbeat_at > p_now - @extschema@._setting_interval('staleness_seconds'), false);
+COMMENT ON FUNCTION @extschema@._is_live(timestamptz, timestamptz) IS
+    'Internal: whether an instance with this last heartbeat is not silent.';
+
 -- What clients tell about themselves: info with kinds, and with queues as an array or as an object by name.
 CREATE OR REPLACE FUNCTION @extschema@._is_served(p_queue text, p_kind text, p_now timestamptz)
 RETURNS boolean
@@ -73,8 +80,7 @@ SET search_path = pg_catalog, pg_temp
 AS $function$
     SELECT @extschema@._has_sql_handler(p_kind) OR EXISTS (
         SELECT FROM @extschema@.runtime_instances i
-        WHERE i.heartbeat_at > p_now - make_interval(
-                  secs => @extschema@._setting('staleness_seconds')::double precision)
+        WHERE @extschema@._is_live(i.heartbeat_at, p_now)
           AND i.info -> 'kinds' ? p_kind AND coalesce(i.info -> 'queues' ? p_queue, true))
 $function$;
 COMMENT ON FUNCTION @extschema@._is_served(text, text, timestamptz) IS
@@ -87,8 +93,8 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$
 DECLARE
-    v_stale interval := make_interval(secs => @extschema@._setting('staleness_seconds')::double precision);
-    v_beat interval := make_interval(secs => @extschema@._setting('heartbeat_seconds')::double precision);
+    v_stale interval := @extschema@._setting_interval('staleness_seconds');
+    v_beat interval := @extschema@._setting_interval('heartbeat_seconds');
 BEGIN
     UPDATE @extschema@.runtime_instances i SET suspect_at = p_now
     WHERE i.instance_id IN (SELECT x.instance_id FROM @extschema@.runtime_instances x

@@ -194,7 +194,7 @@ BEGIN
     ELSIF @extschema@._key_counts_in(p_job.ext -> 'unique', p_state) THEN
         UPDATE @extschema@.job_unique_claims c
         SET ended = p_state, expires_at = coalesce(c.period_ends_at,
-                p_now + make_interval(secs => @extschema@._setting(p_retention)::double precision))
+                p_now + @extschema@._setting_interval(p_retention))
         WHERE c.key = v_key;
     ELSE
         DELETE FROM @extschema@.job_unique_claims c WHERE c.key = v_key;
@@ -226,8 +226,7 @@ SET enable_seqscan = off
 SET enable_bitmapscan = off
 AS $function$
 DECLARE
-    v_retention interval := make_interval(
-        secs => @extschema@._setting('terminal_retention_seconds')::double precision);
+    v_retention interval := @extschema@._setting_interval('terminal_retention_seconds');
 BEGIN
     WITH found AS MATERIALIZED (
         SELECT c.key, c.states & @extschema@._state_bit('completed') <> 0 AS counts,

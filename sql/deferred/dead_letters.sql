@@ -61,8 +61,7 @@ SET enable_seqscan = off
 SET enable_bitmapscan = off
 AS $function$
 DECLARE
-    v_before timestamptz := p_now
-        - make_interval(secs => @extschema@._setting('dlq_retention_seconds')::double precision);
+    v_before timestamptz := p_now - @extschema@._setting_interval('dlq_retention_seconds');
     v_deleted bigint;
 BEGIN
     DELETE FROM @extschema@.dlq_entries d

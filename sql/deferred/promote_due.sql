@@ -25,8 +25,7 @@ BEGIN
         v_ids := '{}'::bigint[];
         v_bytes := 0;
         FOR v_row IN
-            SELECT d.slot, d.job_id, CASE WHEN pg_column_compression(d.args) IS NULL THEN pg_column_size(d.args)
-                                          ELSE octet_length(d.args::text) END AS bytes
+            SELECT d.slot, d.job_id, @extschema@._args_bytes(d.args) AS bytes
             FROM @extschema@.deferred_jobs d
             WHERE d.slot < 16 AND d.run_at <= p_now AND d.queue <> ALL (v_held)
                   AND NOT coalesce(d.ext -> 'unique' ? 'waiting', false)

@@ -22,8 +22,7 @@ BEGIN
     EXECUTE format($query$
         WITH due AS MATERIALIZED (
             SELECT x.job_id, x.bytes, sum(x.bytes) OVER (ORDER BY x.run_at, x.job_id) - x.bytes AS ahead
-            FROM (SELECT d.job_id, d.run_at, CASE WHEN pg_column_compression(d.args) IS NULL
-                         THEN pg_column_size(d.args) ELSE octet_length(d.args::text) END AS bytes
+            FROM (SELECT d.job_id, d.run_at, @extschema@._args_bytes(d.args) AS bytes
                   FROM @extschema@.deferred_jobs_%1$s d
                   WHERE d.run_at >= $1 AND d.run_at < $2
                   ORDER BY d.run_at, d.job_id

@@ -59,6 +59,49 @@ $function$;
 COMMENT ON FUNCTION @extschema@._look_up_ready(bigint) IS
     'Internal: where the live body of a job lies and whether it was claimed.';
 
+-- The same for a change, with its locks: the lane's mutation lock, shared, then the position's, then a second look. A
+-- job that has changed its place meanwhile is locked where it lies now.
+CREATE OR REPLACE FUNCTION @extschema@._lock_ready(
+    p_job_id bigint,
+    OUT slot integer, OUT "position" bigint, OUT is_unclaimed boolean)
+RETURNS record
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_locked bigint;
+BEGIN
+    LOOP
+        SELECT r.slot, r."position", r.is_unclaimed INTO slot, "position", is_unclaimed
+        FROM @extschema@._look_up_ready(p_job_id) r;
+        EXIT WHEN slot IS NULL OR "position" = v_locked;
+        v_locked := "position";
+        PERFORM pg_advisory_xact_lock_shared(@extschema@._lock_key('mutation', @extschema@._lane_of(v_locked)));
+        PERFORM pg_advisory_xact_lock(@extschema@._lock_key('position', v_locked));
+        -- pause point: cancel
+    END LOOP;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._lock_ready(bigint) IS
+    'Internal: where the live body of a job lies and whether it was claimed, locked; slot is NULL when it has none.';
+
+-- Whoever calls it has locked the job there, or all of its lane, and has seen it wait.
+CREATE OR REPLACE FUNCTION @extschema@._take_waiting(p_slot integer, p_position bigint)
+RETURNS @extschema@._job
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_job @extschema@._job;
+BEGIN
+    SELECT (r.job).* INTO v_job FROM @extschema@._read_ready(p_slot, ARRAY[p_position]) r;
+    PERFORM @extschema@._append_tombstone(p_slot, p_position);
+    RETURN v_job;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._take_waiting(integer, bigint) IS
+    'Internal: removes a waiting job from its lane and returns it.';
+
 -- Not waiting and not running: what it is then.
 CREATE OR REPLACE FUNCTION @extschema@._ended_state(p_job_id bigint, p_slot integer, p_position bigint)
 RETURNS text
@@ -152,7 +195,6 @@ AS $function$
 DECLARE
     v_job @extschema@._job;
     v_ready record;
-    v_position bigint;
     v_state text;
 BEGIN
     PERFORM @extschema@._require_read_committed();
@@ -165,20 +207,9 @@ BEGIN
         ELSIF @extschema@._cancel_lease(p_job_id, p_reason, p_now) THEN
             RETURN 'cancelled_running';
         END IF;
-        v_ready := @extschema@._look_up_ready(p_job_id);
-        v_position := v_ready."position";
-        IF v_ready.slot IS NOT NULL THEN
-            PERFORM pg_advisory_xact_lock_shared(
-                @extschema@._lock_key('mutation', @extschema@._lane_of(v_ready."position")));
-            PERFORM pg_advisory_xact_lock(@extschema@._lock_key('position', v_ready."position"));
-            -- pause point: cancel
-            v_ready := @extschema@._look_up_ready(p_job_id);
-        END IF;
-        -- A job that has changed its place meanwhile must be locked there.
-        CONTINUE WHEN v_ready."position" <> v_position;
+        v_ready := @extschema@._lock_ready(p_job_id);
         IF v_ready.is_unclaimed THEN
-            SELECT (r.job).* INTO v_job FROM @extschema@._read_ready(v_ready.slot, ARRAY[v_ready."position"]) r;
-            PERFORM @extschema@._append_tombstone(v_ready.slot, v_ready."position");
+            v_job := @extschema@._take_waiting(v_ready.slot, v_ready."position");
             PERFORM @extschema@._append_done(
                 v_job, 'cancelled', v_ready.slot, v_ready."position", NULL, p_now, p_reason, NULL);
             RETURN 'cancelled';

@@ -156,32 +156,17 @@ $function$;
 COMMENT ON FUNCTION @extschema@._retry_job(bigint, jsonb, timestamptz) IS
     'Internal: makes a job that ended or waits for its time run now.';
 
--- An available job off its lane, as cancel does it; NULL when it is not there, or was claimed.
+-- NULL when it is not there, or was claimed.
 CREATE OR REPLACE FUNCTION @extschema@._take_available(p_job_id bigint)
 RETURNS @extschema@._job
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$
 DECLARE
-    v_ready record := @extschema@._look_up_ready(p_job_id);
-    v_position bigint := v_ready."position";
-    v_job @extschema@._job;
+    v_ready record := @extschema@._lock_ready(p_job_id);
 BEGIN
-    IF v_ready.is_unclaimed IS NOT TRUE THEN
-        RETURN NULL;
-    END IF;
-    PERFORM pg_advisory_xact_lock_shared(
-        @extschema@._lock_key('mutation', @extschema@._lane_of(v_ready."position")));
-    PERFORM pg_advisory_xact_lock(@extschema@._lock_key('position', v_ready."position"));
-    -- pause point: take_available
-    v_ready := @extschema@._look_up_ready(p_job_id);
-    -- A job that has changed its place meanwhile must be locked there: the caller comes again.
-    IF v_ready.is_unclaimed IS NOT TRUE OR v_ready."position" <> v_position THEN
-        RETURN NULL;
-    END IF;
-    SELECT (r.job).* INTO v_job FROM @extschema@._read_ready(v_ready.slot, ARRAY[v_ready."position"]) r;
-    PERFORM @extschema@._append_tombstone(v_ready.slot, v_ready."position");
-    RETURN v_job;
+    RETURN CASE WHEN v_ready.is_unclaimed
+                THEN @extschema@._take_waiting(v_ready.slot, v_ready."position") END;
 END
 $function$;
 COMMENT ON FUNCTION @extschema@._take_available(bigint) IS

@@ -20,8 +20,7 @@ BEGIN
         CONTINUE WHEN v_positions IS NULL;
         FOREACH v_position IN ARRAY v_positions LOOP
             -- One by one: the bodies of a few thousand jobs may not fit into memory.
-            SELECT (r.job).* INTO v_job FROM @extschema@._read_ready(v_slot, ARRAY[v_position]) r;
-            PERFORM @extschema@._append_tombstone(v_slot, v_position);
+            v_job := @extschema@._take_waiting(v_slot, v_position);
             PERFORM @extschema@._append_done(
                 v_job, 'cancelled', v_slot, v_position, NULL, p_now, p_reason, NULL);
         END LOOP;
@@ -40,15 +39,18 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$
 DECLARE
-    v_ids bigint[] := ARRAY(
-        SELECT d.job_id FROM @extschema@.deferred_jobs d WHERE d.queue = p_queue LIMIT p_limit FOR UPDATE SKIP LOCKED);
-    v_id bigint;
+    v_row record;
+    v_drained bigint := 0;
 BEGIN
-    FOREACH v_id IN ARRAY v_ids LOOP
-        PERFORM @extschema@._append_done(
-            @extschema@._take_deferred(v_id), 'cancelled', NULL, NULL, NULL, p_now, p_reason, NULL);
+    FOR v_row IN
+        SELECT d.slot::integer, d.job_id FROM @extschema@.deferred_jobs d WHERE d.queue = p_queue
+        LIMIT p_limit FOR UPDATE SKIP LOCKED
+    LOOP
+        PERFORM @extschema@._append_done(@extschema@._take_from_slot(v_row.slot, v_row.job_id), 'cancelled', NULL,
+            NULL, NULL, p_now, p_reason, NULL);
+        v_drained := v_drained + 1;
     END LOOP;
-    RETURN cardinality(v_ids);
+    RETURN v_drained;
 END
 $function$;
 COMMENT ON FUNCTION @extschema@._drain_deferred(text, bigint, text, timestamptz) IS

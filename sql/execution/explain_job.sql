@@ -8,7 +8,7 @@ SET search_path = pg_catalog, pg_temp
 AS $function$
     SELECT count(*)
     FROM @extschema@.runtime_instances i
-    WHERE i.heartbeat_at > p_now - make_interval(secs => @extschema@._setting('staleness_seconds')::double precision)
+    WHERE @extschema@._is_live(i.heartbeat_at, p_now)
       AND coalesce(i.info -> 'queues' ? p_queue, true)
 $function$;
 COMMENT ON FUNCTION @extschema@._live_instances(text, timestamptz) IS
@@ -106,8 +106,7 @@ BEGIN
     RETURN jsonb_build_object(
         'instance_id', p_info.instance_id, 'hostname', v_instance.info -> 'hostname', 'pid', v_instance.info -> 'pid',
         'heartbeat_at', v_instance.heartbeat_at,
-        'instance_is_live', coalesce(v_instance.heartbeat_at > p_now - make_interval(
-            secs => @extschema@._setting('staleness_seconds')::double precision), false),
+        'instance_is_live', @extschema@._is_live(v_instance.heartbeat_at, p_now),
         'deadline_at', p_info.deadline_at, 'progress', p_info.progress,
         'is_evacuated', (@extschema@._find_open_lease(p_info.job_id)).job_id IS NOT NULL);
 END

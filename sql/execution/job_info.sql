@@ -76,16 +76,10 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$
 DECLARE
-    v_body jsonb := p_done.body;
-    v_job @extschema@._job := p_job;
     v_info @extschema@.job_info;
 BEGIN
-    IF v_body IS NOT NULL THEN
-        v_job := ROW(p_done.job_id, p_done.queue, (v_body ->> 'priority')::integer, (v_body ->> 'shard')::integer,
-            (v_body ->> 'run_at')::timestamptz, p_done.attempt, p_done.run_lease, v_body ->> 'kind',
-            v_body -> 'args', v_body -> 'ext');
-    END IF;
-    v_info := @extschema@._job_info_of(v_job, p_done.state::text);
+    v_info := @extschema@._job_info_of(
+        CASE WHEN p_done.body IS NULL THEN p_job ELSE @extschema@._stored_job(p_done) END, p_done.state::text);
     v_info.job_id := p_done.job_id;
     v_info.queue := p_done.queue;
     v_info.attempt := p_done.attempt;
@@ -195,22 +189,37 @@ END
 $function$;
 COMMENT ON FUNCTION @extschema@._look_up_job(bigint) IS 'Internal: everything known about one job, or NULL.';
 
-CREATE OR REPLACE FUNCTION @extschema@._job_info(p_job_id bigint)
+-- A job that moves between the looks is in neither place; the next round finds it where it went.
+CREATE OR REPLACE FUNCTION @extschema@._find_job(p_job_id bigint)
 RETURNS @extschema@.job_info
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$
 DECLARE
     v_info @extschema@.job_info;
-    v_state text;
 BEGIN
-    -- A job that moves between the looks is in neither place; the next round finds it where it went.
     FOR v_round IN 1 .. 5 LOOP
         v_info := @extschema@._look_up_job(p_job_id);
-        IF v_info.job_id IS NOT NULL THEN
-            RETURN v_info;
-        END IF;
+        EXIT WHEN v_info.job_id IS NOT NULL;
     END LOOP;
+    RETURN v_info;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._find_job(bigint) IS
+    'Internal: everything known about one job, or NULL when nothing of it is left.';
+
+CREATE OR REPLACE FUNCTION @extschema@._job_info(p_job_id bigint)
+RETURNS @extschema@.job_info
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_info @extschema@.job_info := @extschema@._find_job(p_job_id);
+    v_state text;
+BEGIN
+    IF v_info.job_id IS NOT NULL THEN
+        RETURN v_info;
+    END IF;
     v_state := @extschema@._ended_state(p_job_id, NULL, NULL);
     IF v_state IS NULL THEN
         PERFORM @extschema@._refuse('42704', format('field "job_id": there is no job %s', p_job_id), 'Check the id.');

@@ -241,8 +241,7 @@ BEGIN
     DELETE FROM @extschema@.leases l
     WHERE (l.batch_id, l."position") IN (
         SELECT x.batch_id, x."position" FROM @extschema@.leases x
-        WHERE x.ended_at < p_now - make_interval(
-            secs => @extschema@._setting('attempt_evidence_seconds')::double precision)
+        WHERE x.ended_at < p_now - @extschema@._setting_interval('attempt_evidence_seconds')
         ORDER BY x.ended_at LIMIT p_limit FOR UPDATE SKIP LOCKED);
     GET DIAGNOSTICS v_deleted = ROW_COUNT;
     RETURN v_deleted;

@@ -43,6 +43,25 @@ $function$;
 COMMENT ON FUNCTION @extschema@._fail_job(@extschema@._job, integer, bigint, timestamptz, text, timestamptz) IS
     'Internal: ends a job failed, on hold or in history.';
 
+-- What needs its unique key first, or a lane that cannot be had without waiting, is left to promotion.
+CREATE OR REPLACE FUNCTION @extschema@._requeue_job(p_job @extschema@._job, p_now timestamptz)
+RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_job @extschema@._job := p_job;
+BEGIN
+    IF v_job.ext -> 'unique' ? 'waiting'
+       OR NOT EXISTS (SELECT FROM @extschema@._append_ready(ARRAY[v_job], true)) THEN
+        v_job.run_at := p_now;
+        PERFORM @extschema@._defer(ARRAY[v_job], 'scheduled');
+    END IF;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._requeue_job(@extschema@._job, timestamptz) IS
+    'Internal: puts a job at the end of its lane, or defers it, due now.';
+
 CREATE OR REPLACE FUNCTION @extschema@._release_job(p_job @extschema@._job, p_reason text, p_now timestamptz)
 RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
@@ -62,10 +81,8 @@ BEGIN
         v_job.ext := v_job.ext || jsonb_build_object('releases', v_releases);
         v_job.run_at := p_now + make_interval(secs => least(power(2, least(v_releases, 7) - 1), 60));
         PERFORM @extschema@._defer(ARRAY[v_job], 'scheduled');
-    ELSIF v_job.ext -> 'unique' ? 'waiting'
-          OR NOT EXISTS (SELECT FROM @extschema@._append_ready(ARRAY[v_job], true)) THEN
-        v_job.run_at := p_now;
-        PERFORM @extschema@._defer(ARRAY[v_job], 'scheduled');
+    ELSE
+        PERFORM @extschema@._requeue_job(v_job, p_now);
     END IF;
 END
 $function$;

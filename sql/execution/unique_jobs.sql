@@ -19,25 +19,21 @@ BEGIN
     v_ends_at := p_claim.expires_at;
     is_alive := false;
     IF state IS NULL THEN
-        -- A job that moves between the looks is in neither place; the next round finds it where it went.
-        FOR v_round IN 1 .. 5 LOOP
-            -- What is looked at must not stay locked: the caller may idle in its transaction.
-            BEGIN
-                v_info := @extschema@._look_up_job(p_claim.job_id);
-                RAISE EXCEPTION USING ERRCODE = 'JQ000';
-            EXCEPTION WHEN SQLSTATE 'JQ000' THEN
-                NULL;
-            END;
-            EXIT WHEN v_info.job_id IS NOT NULL;
-        END LOOP;
+        -- What is looked at must not stay locked: the caller may idle in its transaction.
+        BEGIN
+            v_info := @extschema@._find_job(p_claim.job_id);
+            RAISE EXCEPTION USING ERRCODE = 'JQ000';
+        EXCEPTION WHEN SQLSTATE 'JQ000' THEN
+            NULL;
+        END;
         IF v_info.job_id IS NULL AND NOT @extschema@._is_read_committed() THEN
             -- TRUNCATE does not ask snapshots: this one may miss a job that lives.
             PERFORM @extschema@._refuse_unsettled(p_claim.job_id);
         END IF;
         state := coalesce(v_info.state, 'completed')::@extschema@.job_state;
         is_alive := state NOT IN ('completed', 'failed', 'cancelled');
-        v_ends_at := coalesce(p_claim.period_ends_at, v_info.finalized_at + make_interval(
-            secs => @extschema@._setting('terminal_retention_seconds')::double precision), '-infinity');
+        v_ends_at := coalesce(p_claim.period_ends_at,
+            v_info.finalized_at + @extschema@._setting_interval('terminal_retention_seconds'), '-infinity');
     END IF;
     holds := p_claim.states & @extschema@._state_bit(state) <> 0 AND (is_alive OR v_ends_at > p_now);
 END
@@ -255,7 +251,7 @@ $function$;
 COMMENT ON FUNCTION @extschema@._sweep_keys(integer, timestamptz) IS
     'Internal: deletes claims that nobody holds: the expired ones, and what a small sample shows.';
 
--- New arguments for a job that waits. Locks as cancel: shared mutation lock, position, look again.
+-- New arguments for a job that waits; a ready one goes to the end of its lane.
 CREATE OR REPLACE FUNCTION @extschema@._replace_args(p_job_id bigint, p_args jsonb, p_now timestamptz)
 RETURNS boolean
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
@@ -263,7 +259,6 @@ SET search_path = pg_catalog, pg_temp
 AS $function$
 DECLARE
     v_ready record;
-    v_position bigint;
     v_job @extschema@._job;
 BEGIN
     PERFORM @extschema@._require_read_committed();
@@ -271,23 +266,12 @@ BEGIN
         IF @extschema@._replace_deferred_args(p_job_id, p_args) THEN
             RETURN true;
         END IF;
-        v_ready := @extschema@._look_up_ready(p_job_id);
+        v_ready := @extschema@._lock_ready(p_job_id);
         CONTINUE WHEN v_ready.slot IS NULL;
-        PERFORM pg_advisory_xact_lock_shared(
-            @extschema@._lock_key('mutation', @extschema@._lane_of(v_ready."position")));
-        PERFORM pg_advisory_xact_lock(@extschema@._lock_key('position', v_ready."position"));
-        v_position := v_ready."position";
-        v_ready := @extschema@._look_up_ready(p_job_id);
-        -- A job that has changed its place meanwhile must be locked there.
-        CONTINUE WHEN v_ready.slot IS NULL OR v_ready."position" <> v_position;
         EXIT WHEN NOT v_ready.is_unclaimed;
-        SELECT (r.job).* INTO v_job FROM @extschema@._read_ready(v_ready.slot, ARRAY[v_ready."position"]) r;
+        v_job := @extschema@._take_waiting(v_ready.slot, v_ready."position");
         v_job.args := p_args;
-        PERFORM @extschema@._append_tombstone(v_ready.slot, v_ready."position");
-        IF NOT EXISTS (SELECT FROM @extschema@._append_ready(ARRAY[v_job], true)) THEN
-            v_job.run_at := p_now;
-            PERFORM @extschema@._defer(ARRAY[v_job], 'scheduled');
-        END IF;
+        PERFORM @extschema@._requeue_job(v_job, p_now);
         RETURN true;
     END LOOP;
     RETURN false;

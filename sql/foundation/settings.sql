@@ -73,6 +73,12 @@ END
 $function$;
 COMMENT ON FUNCTION @extschema@._setting(text) IS 'Internal: value of a setting; NULL for an unknown name.';
 
+CREATE OR REPLACE FUNCTION @extschema@._setting_interval(p_name text)
+RETURNS interval
+LANGUAGE sql STABLE PARALLEL SAFE
+RETURN make_interval(secs => @extschema@._setting(p_name)::double precision);
+COMMENT ON FUNCTION @extschema@._setting_interval(text) IS 'Internal: a setting in seconds as an interval.';
+
 CREATE OR REPLACE FUNCTION @extschema@._set_setting(p_name text, p_value text)
 RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE

@@ -42,6 +42,14 @@ RETURN pg_column_size(p_value) < 1024 AND pg_column_compression(p_value) IS NULL
 COMMENT ON FUNCTION @extschema@._is_small(jsonb) IS
     'Internal: true for a JSON value that is within every limit; otherwise look closer.';
 
+-- What args take in memory. Only compressed ones must be written out to tell.
+CREATE OR REPLACE FUNCTION @extschema@._args_bytes(p_args jsonb)
+RETURNS integer
+LANGUAGE sql STABLE PARALLEL SAFE
+RETURN CASE WHEN pg_column_compression(p_args) IS NULL THEN pg_column_size(p_args)
+            ELSE octet_length(p_args::text) END;
+COMMENT ON FUNCTION @extschema@._args_bytes(jsonb) IS 'Internal: about how many bytes args have once they are read.';
+
 -- Writing args as text takes a tenth of what storing a small job does. In 136 bytes there is room for seven numbers
 -- such as 1e131071, whose text is as long as numbers get: less than the default limit.
 CREATE OR REPLACE FUNCTION @extschema@._are_small_args(p_args jsonb)

@@ -68,8 +68,7 @@ SET search_path = pg_catalog, pg_temp
 AS $function$
 DECLARE
     v_open record;
-    v_before timestamptz := p_now
-        - make_interval(secs => @extschema@._setting('evacuate_attempt_seconds')::double precision);
+    v_before timestamptz := p_now - @extschema@._setting_interval('evacuate_attempt_seconds');
 BEGIN
     moved := 0;
     outcome := 'young';
@@ -78,7 +77,7 @@ BEGIN
         FOR v_open IN SELECT o.batch_id FROM @extschema@._open_batches(v_claim_slot) o
                       WHERE (p_ring = 'claim' OR o.ready_slot = p_slot) AND o.claimed_at <= v_before
                       ORDER BY o.batch_id LOOP
-            outcome := CASE WHEN moved > 0 THEN 'moved' ELSE 'contended' END;
+            outcome := 'contended';
             EXIT WHEN moved >= p_limit;
             CONTINUE WHEN NOT pg_try_advisory_xact_lock(@extschema@._lock_key('batch', v_open.batch_id));
             -- pause point: lease

@@ -5,8 +5,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$
 DECLARE
-    v_before timestamptz := p_now
-        - make_interval(secs => @extschema@._setting('instance_retention_seconds')::double precision);
+    v_before timestamptz := p_now - @extschema@._setting_interval('instance_retention_seconds');
     v_silent uuid[] := ARRAY(
         SELECT i.instance_id
         FROM @extschema@.runtime_instances i

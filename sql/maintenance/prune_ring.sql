@@ -114,8 +114,8 @@ DECLARE
     v_newest timestamptz;
     v_empty bigint;
     v_bytes bigint;
-    v_before timestamptz := p_now - make_interval(secs => @extschema@._setting(CASE p_ring
-        WHEN 'queue' THEN 'terminal_retention_seconds' ELSE 'attempt_evidence_seconds' END)::double precision);
+    v_before timestamptz := p_now - @extschema@._setting_interval(
+        CASE p_ring WHEN 'queue' THEN 'terminal_retention_seconds' ELSE 'attempt_evidence_seconds' END);
 BEGIN
     SELECT count(*) FILTER (WHERE b.bytes = 0), sum(b.bytes) INTO v_empty, v_bytes
     FROM generate_series(0, @extschema@._slot_count(p_ring) - 1) s,

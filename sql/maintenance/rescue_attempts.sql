@@ -156,7 +156,7 @@ AS $function$
     SELECT l.at
     FROM (SELECT to_timestamp(c.last_value / 1000.0) AS at FROM @extschema@.rescue_clock c) l
     WHERE p_now >= l.at
-      AND p_now < l.at + make_interval(secs => @extschema@._setting('heartbeat_seconds')::double precision)
+      AND p_now < l.at + @extschema@._setting_interval('heartbeat_seconds')
 $function$;
 COMMENT ON FUNCTION @extschema@._last_rescue_pass(timestamptz) IS
     'Internal: when every open attempt was last looked at; NULL when it is time to do so again.';
@@ -168,7 +168,7 @@ SET search_path = pg_catalog, pg_temp
 AS $function$
 DECLARE
     v_dead uuid[] := @extschema@._detect_dead_instances(p_now);
-    v_stale interval := make_interval(secs => @extschema@._setting('staleness_seconds')::double precision);
+    v_stale interval := @extschema@._setting_interval('staleness_seconds');
     v_after timestamptz := @extschema@._last_rescue_pass(p_now);
     v_slot integer;
     v_found record;

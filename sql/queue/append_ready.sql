@@ -87,20 +87,34 @@ SET search_path = pg_catalog, pg_temp
 AS $function$
 DECLARE
     v_meta @extschema@.queue_meta := @extschema@._queue_options(p_queue);
-    v_shard integer := @extschema@._pick_shard(v_meta.enqueue_shards, p_ordering_key);
-    v_lane @extschema@.queue_lanes := @extschema@._find_lane(p_queue, p_priority, v_shard);
+BEGIN
+    RETURN @extschema@._shard_lane(
+        p_queue, p_priority, @extschema@._pick_shard(v_meta.enqueue_shards, p_ordering_key), v_meta.strict_fifo);
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._producer_lane(text, integer, text) IS
+    'Internal: the lane for a new job; takes the strict_fifo lock where the queue asks for it.';
+
+CREATE OR REPLACE FUNCTION @extschema@._shard_lane(
+    p_queue text, p_priority integer, p_shard integer, p_is_strict boolean)
+RETURNS @extschema@.queue_lanes
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_lane @extschema@.queue_lanes := @extschema@._find_lane(p_queue, p_priority, p_shard);
 BEGIN
     IF v_lane.lane_id IS NULL THEN
-        v_lane := @extschema@._create_lane(p_queue, p_priority, v_shard, false);
+        v_lane := @extschema@._create_lane(p_queue, p_priority, p_shard, false);
     END IF;
-    IF v_meta.strict_fifo AND v_lane.lane_id IS NOT NULL THEN
+    IF p_is_strict AND v_lane.lane_id IS NOT NULL THEN
         PERFORM pg_advisory_xact_lock(@extschema@._lock_key('fifo', v_lane.lane_id));
     END IF;
     RETURN v_lane;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._producer_lane(text, integer, text) IS
-    'Internal: the lane for a new job; takes the strict_fifo lock where the queue asks for it.';
+COMMENT ON FUNCTION @extschema@._shard_lane(text, integer, integer, boolean) IS
+    'Internal: a lane, made where it is missing, with its strict_fifo lock if wanted.';
 
 -- Jobs of any lanes, new (job_id NULL) or re-entering, in the order of the array. Lanes are taken in sorted order.
 -- Returns the ordinal and id of each job appended; a job whose lane cannot be had is left out. A
@@ -160,15 +174,11 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$
 DECLARE
-    v_lane @extschema@.queue_lanes := @extschema@._find_lane(p_queue, p_priority, p_shard);
+    v_lane @extschema@.queue_lanes := @extschema@._shard_lane(
+        p_queue, p_priority, p_shard, (@extschema@._queue_options(p_queue)).strict_fifo);
 BEGIN
     IF v_lane.lane_id IS NULL THEN
-        v_lane := @extschema@._create_lane(p_queue, p_priority, p_shard, false);
-    END IF;
-    IF v_lane.lane_id IS NULL THEN
         RETURN NULL;
-    ELSIF (@extschema@._queue_options(p_queue)).strict_fifo THEN
-        PERFORM pg_advisory_xact_lock(@extschema@._lock_key('fifo', v_lane.lane_id));
     END IF;
     RETURN ARRAY(SELECT nextval(v_lane.position_seq) FROM generate_series(1, p_count));
 END

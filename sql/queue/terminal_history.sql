@@ -138,7 +138,7 @@ BEGIN
             detail = excluded.detail
         WHERE f.run_lease < excluded.run_lease
         $query$, p_slot)
-        USING p_now - make_interval(secs => @extschema@._setting('failed_retention_seconds')::double precision);
+        USING p_now - @extschema@._setting_interval('failed_retention_seconds');
     GET DIAGNOSTICS v_kept = ROW_COUNT;
     RETURN v_kept;
 END
@@ -159,8 +159,7 @@ BEGIN
     DELETE FROM @extschema@.failed_entries f
     WHERE f.job_id IN (
         SELECT x.job_id FROM @extschema@.failed_entries x
-        WHERE x.finalized_at <= p_now - make_interval(
-            secs => @extschema@._setting('failed_retention_seconds')::double precision)
+        WHERE x.finalized_at <= p_now - @extschema@._setting_interval('failed_retention_seconds')
         ORDER BY x.finalized_at, x.job_id LIMIT p_limit FOR UPDATE SKIP LOCKED);
     GET DIAGNOSTICS v_deleted = ROW_COUNT;
     RETURN v_deleted;
@@ -251,6 +250,17 @@ $function$;
 COMMENT ON FUNCTION @extschema@._undo_done(@extschema@.done_entries) IS
     'Internal: takes back that a job ended; false when that does not hold any more.';
 
+-- The other way round from _done_body().
+CREATE OR REPLACE FUNCTION @extschema@._stored_job(p_done @extschema@.done_entries)
+RETURNS @extschema@._job
+LANGUAGE sql STABLE PARALLEL SAFE
+RETURN ROW((p_done).job_id, (p_done).queue, ((p_done).body ->> 'priority')::integer,
+    ((p_done).body ->> 'shard')::integer, ((p_done).body ->> 'run_at')::timestamptz, (p_done).attempt,
+    (p_done).run_lease, (p_done).body ->> 'kind', (p_done).body -> 'args',
+    nullif((p_done).body -> 'ext', 'null'))::@extschema@._job;
+COMMENT ON FUNCTION @extschema@._stored_job(@extschema@.done_entries) IS
+    'Internal: the job of a terminal row that stores its body.';
+
 -- A terminal row as the job it was, errors included. Its leaf is locked.
 CREATE OR REPLACE FUNCTION @extschema@._job_of_done(p_done @extschema@.done_entries)
 RETURNS @extschema@._job
@@ -261,14 +271,12 @@ DECLARE
     v_job @extschema@._job;
 BEGIN
     IF p_done."position" IS NULL THEN
-        v_job := ROW(p_done.job_id, p_done.queue, (p_done.body ->> 'priority')::integer,
-            (p_done.body ->> 'shard')::integer, (p_done.body ->> 'run_at')::timestamptz, 0, 0,
-            p_done.body ->> 'kind', p_done.body -> 'args', nullif(p_done.body -> 'ext', 'null'));
+        v_job := @extschema@._stored_job(p_done);
     ELSE
         SELECT (r.job).* INTO v_job FROM @extschema@._read_ready(p_done.slot, ARRAY[p_done."position"]) r;
+        v_job.attempt := p_done.attempt;
+        v_job.run_lease := p_done.run_lease;
     END IF;
-    v_job.attempt := p_done.attempt;
-    v_job.run_lease := p_done.run_lease;
     v_job.ext := coalesce(v_job.ext, '{}') - 'errors';
     IF p_done.detail ? 'errors' THEN
         v_job.ext := v_job.ext || jsonb_build_object('errors', p_done.detail -> 'errors');

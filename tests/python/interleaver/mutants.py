@@ -59,14 +59,13 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
     ),
     "cancel does not look again": (
         Edit(
-            "_cancel_job",
-            "            -- pause point: cancel\n"
-            "            v_ready := @extschema@._look_up_ready(p_job_id);\n",
-            "            -- pause point: cancel\n",
+            "_lock_ready",
+            "        -- pause point: cancel\n    END LOOP;",
+            "        -- pause point: cancel\n        EXIT;\n    END LOOP;",
         ),
     ),
     "cancel goes on where it has no lock": (
-        Edit("_cancel_job", 'CONTINUE WHEN v_ready."position" <> v_position;', ""),
+        Edit("_lock_ready", '"position" = v_locked', "v_locked IS NOT NULL"),
     ),
     "hint from uncommitted rows": (Edit("_claim_lane", "IF p_fresh THEN", "IF true THEN"),),
     # ---- finish
