@@ -74,3 +74,9 @@ def server(options: Mapping[str, str] | None = None) -> Iterator[Server]:
 def connect(dsn: str) -> Connection:
     """An autocommit connection that prepares a statement when it is first used."""
     return psycopg.connect(dsn, autocommit=True, prepare_threshold=0)
+
+
+def change_settings(conn: Connection, settings: Mapping[str, float]) -> None:
+    """Change settings of awa."""
+    for name, value in settings.items():
+        conn.execute("SELECT awa.set_setting(%s, %s)", [name, str(value)])

@@ -10,14 +10,14 @@ import argparse
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from statistics import median
 from typing import Any
 
 from bench import bloat
 from bench.adapters import Installed, Process, System, add_systems_option
-from bench.cluster import Connection, connect, server
+from bench.cluster import Connection, change_settings, connect, server
 from bench.report import Report, percentile, say, table
 
 BATCH = 8  # jobs of one enqueue call
@@ -122,12 +122,6 @@ def pinned(dsn: str) -> Iterator[None]:
         conn.execute("SELECT count(*) FROM pg_class")
         yield
         conn.execute("ROLLBACK")
-
-
-def change_settings(conn: Connection, settings: Mapping[str, float]) -> None:
-    """Change settings of awa."""
-    for name, value in settings.items():
-        conn.execute("SELECT awa.set_setting(%s, %s)", [name, str(value)])
 
 
 def run_system(

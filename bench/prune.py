@@ -23,7 +23,7 @@ from psycopg import sql
 from bench.adapters import SYSTEMS, Installed
 from bench.calls import CLAIM, COMPLETE, INSERT_MANY
 from bench.child import Child, wait_for_end
-from bench.cluster import connect, server
+from bench.cluster import change_settings, connect, server
 from bench.jobs import KIND, QUEUE, args_text
 from bench.report import Params, Report, percentile, say, table
 
@@ -189,8 +189,7 @@ def main() -> int:
         installed.database(AWA) as dsn,
     ):
         with connect(dsn) as conn:
-            for name, value in SETTINGS.items():
-                conn.execute("SELECT awa.set_setting(%s, %s)", [name, str(value)])
+            change_settings(conn, SETTINGS)
         spans, tried = run(dsn, options.prunes, options.seconds)
     outcomes = Counter((step, outcome) for step, outcome, _, _ in tried)
     say("prunes tried: " + ", ".join(f"{s} {o} {n}" for (s, o), n in sorted(outcomes.items())))

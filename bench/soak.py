@@ -23,7 +23,7 @@ from psycopg.types.json import Jsonb
 
 from bench.adapters import SYSTEMS, Installed
 from bench.child import Child
-from bench.cluster import Connection, Server, connect, server
+from bench.cluster import Connection, Server, change_settings, connect, server
 from bench.report import Report, say, table
 from bench.soak_jobs import DEAD, HELD_QUEUE, HOLD, QUEUES, Ledger, produce, tick, work
 
@@ -127,8 +127,7 @@ def idle_with_id(dsn: str) -> Iterator[None]:
 
 def prepare(conn: Connection) -> None:
     """Settings, queues, and the backlog of the paused one."""
-    for name, value in SETTINGS.items():
-        conn.execute("SELECT awa.set_setting(%s, %s)", [name, str(value)])
+    change_settings(conn, SETTINGS)
     for queue, opts in QUEUES.items():
         conn.execute("SELECT awa.declare_queue(%s, %s)", [queue, Jsonb(opts)])
     conn.execute("CREATE TABLE soak_rows (number bigint PRIMARY KEY)")

@@ -16,6 +16,8 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
+import awa
+
 TEMPLATE_SCRIPT = Path(__file__).parents[2] / "tools/template.sql"
 
 
@@ -116,3 +118,9 @@ def conn(database: Database) -> Iterator[psycopg.Connection]:
     """An autocommit connection to the fresh database."""
     with database.connect() as connection:
         yield connection
+
+
+@pytest.fixture
+def client(conn: psycopg.Connection) -> awa.Client:
+    """A client over the connection."""
+    return awa.Client(conn)

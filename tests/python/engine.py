@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psycopg
+from psycopg import IsolationLevel
 from psycopg.rows import class_row, dict_row
 from psycopg.types.json import Jsonb
+
+from conftest import Database
 
 SCRIPT = next((Path(__file__).parents[2] / "build").glob("awa--*.sql"))
 WORKER = uuid.UUID(int=1, version=4)
@@ -204,3 +208,17 @@ def read_buffers(conn: psycopg.Connection, query: str, *parameters: object) -> i
     text = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {query}"
     plan = value(conn, text, *parameters)[0]["Plan"]
     return int(plan["Shared Hit Blocks"]) + int(plan["Shared Read Blocks"])
+
+
+@contextmanager
+def open_transaction(
+    database: Database, level: IsolationLevel | None = None
+) -> Iterator[psycopg.Connection]:
+    """A connection in a transaction, which is rolled back at the end; it waits for nothing long."""
+    connection = database.connect(autocommit=False)
+    try:
+        connection.isolation_level = level
+        connection.execute("SET statement_timeout = '10s'")
+        yield connection
+    finally:
+        connection.close()

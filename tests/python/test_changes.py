@@ -17,6 +17,7 @@ from engine import (
     finish,
     insert,
     insert_many,
+    open_transaction,
     prune_all,
     rotate,
     set_settings,
@@ -24,7 +25,7 @@ from engine import (
     value,
     wait_until_blocked,
 )
-from test_guarantees import open_transaction, paused
+from test_guarantees import paused
 
 
 def retry(conn: psycopg.Connection, job_id: int, **opts: object) -> str:

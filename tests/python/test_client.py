@@ -34,11 +34,6 @@ CALLS: dict[str, Callable[..., _calls.Call[Any]]] = {
 VIEWS = {"settings"}
 
 
-@pytest.fixture
-def client(conn: psycopg.Connection) -> awa.Client:
-    return awa.Client(conn)
-
-
 def _claim(client: awa.Client, instance: uuid.UUID, most: int = 10) -> list[awa.ClaimedJob]:
     client.register_instance(instance)
     return client.claim_ready_runtime("default", most, instance)

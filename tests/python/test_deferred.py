@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 
 import psycopg
@@ -16,7 +14,7 @@ import pytest
 from psycopg import IsolationLevel
 
 from conftest import Database
-from engine import WAIT_SECONDS, counts, insert, read_buffers, value
+from engine import WAIT_SECONDS, counts, insert, open_transaction, read_buffers, value
 
 PROMOTE = "SELECT awa._promote_due(4096, %s)"
 REFILL = "SELECT awa._refill_buckets(4096, %s)"
@@ -52,20 +50,6 @@ def slot_at(conn: psycopg.Connection, moment: datetime) -> int:
     return int(value(conn, "SELECT awa._deferred_slot(%s, %s)", moment, moment))
 
 
-@contextmanager
-def transaction(
-    database: Database, level: IsolationLevel | None = None
-) -> Iterator[psycopg.Connection]:
-    """A connection in a transaction, which is rolled back at the end unless it was committed."""
-    connection = database.connect(autocommit=False)
-    try:
-        connection.isolation_level = level
-        connection.execute("SET statement_timeout = '10s'")
-        yield connection
-    finally:
-        connection.close()
-
-
 def a_used_bucket(conn: psycopg.Connection) -> tuple[datetime, int]:
     """A bucket whose jobs were all promoted; its time, and its slot."""
     due = next_minute(2)
@@ -83,7 +67,7 @@ def test_g8_promotion_costs_the_same_however_long_a_snapshot_is_pinned(
     refills: list[int] = []
     sizes: list[int] = []
     now = datetime.now(UTC).replace(second=0, microsecond=0) + timedelta(hours=1)
-    with transaction(database, IsolationLevel.REPEATABLE_READ) as reader:
+    with open_transaction(database, IsolationLevel.REPEATABLE_READ) as reader:
         value(reader, "SELECT txid_current_snapshot()::text")
         for _ in range(45):
             now += MINUTE
@@ -122,7 +106,7 @@ def test_g6_a_reader_keeps_its_bucket_and_stops_nobody(
     database: Database, conn: psycopg.Connection
 ) -> None:
     due, slot = a_used_bucket(conn)
-    with transaction(database) as reader:
+    with open_transaction(database) as reader:
         reader.execute(f"SELECT count(*) FROM awa.deferred_jobs_{slot}")
         assert value(conn, PRUNE, due + 2 * MINUTE) == f"locked {slot}"
         fill(conn, due + 10 * MINUTE)
@@ -139,7 +123,7 @@ def test_g6_an_application_that_cancelled_a_job_and_idles_keeps_one_bucket(
 ) -> None:
     due, slot = a_used_bucket(conn)
     job_id = insert(conn, run_at=due + 3 * MINUTE)
-    with transaction(database) as idle:
+    with open_transaction(database) as idle:
         assert value(idle, "SELECT awa.cancel_job(%s)", job_id) == "cancelled"
         value(idle, "SELECT (awa.job(%s)).state", insert(conn, run_at=due + 4 * MINUTE))
         assert value(conn, PRUNE, due + 2 * MINUTE) == f"pruned {slot}"
@@ -151,7 +135,7 @@ def test_g1_a_job_that_commits_after_its_bucket_was_to_be_emptied_is_not_lost(
     database: Database, conn: psycopg.Connection
 ) -> None:
     due, slot = a_used_bucket(conn)
-    with transaction(database) as late:
+    with open_transaction(database) as late:
         job_id = insert(late, run_at=due)
         assert value(conn, PRUNE, due + 2 * MINUTE) == f"locked {slot}"
         late.commit()
@@ -194,7 +178,7 @@ def test_g1_a_dump_finds_a_job_that_was_promoted_before_it_had_its_locks(
 ) -> None:
     due = next_minute(2)
     fill(conn, due)
-    with transaction(database, IsolationLevel.REPEATABLE_READ) as dump:
+    with open_transaction(database, IsolationLevel.REPEATABLE_READ) as dump:
         dump.execute("SELECT 1")  # its snapshot
         assert value(conn, PROMOTE, due) == MANY
         assert value(conn, PRUNE, due + timedelta(seconds=59)) == "nothing"

@@ -24,11 +24,6 @@ def processes() -> ProcessPoolExecutor:
     return ProcessPoolExecutor(1, mp_context=SPAWN)
 
 
-@pytest.fixture
-def client(conn: psycopg.Connection) -> awa.Client:
-    return awa.Client(conn)
-
-
 async def until(condition: Callable[[], object], seconds: float = 20) -> None:
     end = time.monotonic() + seconds
     while not condition():

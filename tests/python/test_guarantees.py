@@ -38,6 +38,7 @@ from engine import (
     finish,
     insert,
     insert_many,
+    open_transaction,
     prune_all,
     read_buffers,
     rotate,
@@ -49,20 +50,6 @@ from engine import (
 )
 
 OTHER = uuid.UUID(int=2, version=4)
-
-
-@contextmanager
-def open_transaction(
-    database: Database, level: IsolationLevel | None = None
-) -> Iterator[psycopg.Connection]:
-    """A connection in a transaction, which is rolled back at the end; it waits for nothing long."""
-    connection = database.connect(autocommit=False)
-    try:
-        connection.isolation_level = level
-        connection.execute("SET statement_timeout = '10s'")
-        yield connection
-    finally:
-        connection.close()
 
 
 @contextmanager
@@ -269,8 +256,7 @@ def test_g2_rescue_leaves_alone_what_ended_between_its_choice_and_its_write(
     assert total(conn) == 2
 
 
-# Broken by going on at the position of the second look, without its lock (_cancel_job,
-# _take_available, _replace_args).
+# Broken by going on at the position of the second look, without its lock (_lock_ready).
 @pytest.mark.parametrize(
     "change",
     [

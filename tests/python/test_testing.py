@@ -25,11 +25,6 @@ def sandbox(database: Database) -> awa.testing.Database:
     return awa.testing.Database(database.dsn)
 
 
-@pytest.fixture
-def client(conn: psycopg.Connection) -> awa.Client:
-    return awa.Client(conn)
-
-
 def test_the_example_of_the_documents_passes(server: DatabaseServer) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--awa-dsn"]
     done = subprocess.run(

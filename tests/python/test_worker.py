@@ -27,11 +27,6 @@ from conftest import Database
 Scenario = Callable[[], Awaitable[None]]
 
 
-@pytest.fixture
-def client(conn: psycopg.Connection) -> awa.Client:
-    return awa.Client(conn)
-
-
 async def until(condition: Callable[[], object], seconds: float = 10) -> None:
     """Wait until a condition holds."""
     end = time.monotonic() + seconds
