@@ -10,9 +10,10 @@ from statistics import median
 
 from bench.adapters import SYSTEMS, Installed, processes
 from bench.cluster import server
-from bench.report import Params, Report, say, table
+from bench.report import Param, Params, Report, say, table
 
 PROCESSES = (1, 2, 4)
+NOOP_CONCURRENCY = 200
 POLL_SECONDS = 0.01
 MOST_SECONDS = 600
 WAIT_MS, WAIT_CONCURRENCY = 5, 8
@@ -22,7 +23,7 @@ LEAST_RATIOS = {NOOP: {2: 0.9, 4: 0.9}, WAIT: {2: 1.8, 4: 3.0}}
 AWA = SYSTEMS["awa"]
 
 
-def jobs_per_second(installed: Installed, count: int, jobs: int, **work: float) -> float:
+def jobs_per_second(installed: Installed, count: int, jobs: int, **work: Param) -> float:
     """From the moment when the last worker has started until all jobs were run."""
     with installed.database(AWA, jobs) as dsn, processes(AWA, count) as workers:
 
@@ -51,31 +52,31 @@ def jobs_per_second(installed: Installed, count: int, jobs: int, **work: float) 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="bench.workers", description=__doc__)
     parser.add_argument("--jobs", type=int, default=400_000, help="of the no-op handlers")
+    parser.add_argument(
+        "--concurrency", type=int, default=NOOP_CONCURRENCY, help="of the no-op handlers"
+    )
     parser.add_argument("--wait-jobs", type=int, default=20_000, help="of the waiting handlers")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--check", action="store_true", help="fail when a limit is missed")
     options = parser.parse_args()
     report = Report("workers")
-    waiting: Params = {"wait_ms": WAIT_MS, "concurrency": WAIT_CONCURRENCY}
+    work: dict[str, Params] = {
+        NOOP: {"concurrency": options.concurrency},
+        WAIT: {"wait_ms": WAIT_MS, "concurrency": WAIT_CONCURRENCY},
+    }
+    jobs = {NOOP: options.jobs, WAIT: options.wait_jobs}
     rates: dict[tuple[str, int], list[float]] = defaultdict(list)
     with server() as running, Installed(running, [AWA]) as installed:
         for number in range(1, options.rounds + 1):
             for count in PROCESSES:
-                noop = jobs_per_second(installed, count, options.jobs)
-                wait = jobs_per_second(
-                    installed,
-                    count,
-                    options.wait_jobs,
-                    wait_ms=WAIT_MS,
-                    concurrency=WAIT_CONCURRENCY,
-                )
-                rates[NOOP, count].append(noop)
-                rates[WAIT, count].append(wait)
-                say(f"round {number}, {count} processes: {noop:,.0f} and {wait:,.0f} jobs/s")
+                for handler, how in work.items():
+                    rate = jobs_per_second(installed, count, jobs[handler], **how)
+                    rates[handler, count].append(rate)
+                    say(f"round {number}, {handler}, {count} processes: {rate:,.0f} jobs/s")
         settings = installed.settings["awa"]
     rows: list[list[object]] = []
     for (handler, count), values in rates.items():
-        params = {**settings, **(waiting if handler == WAIT else {})}
+        params = {**settings, **work[handler]}
         report.series(
             "awa", "jobs_per_s", values, "jobs/s", handler=handler, processes=count, **params
         )

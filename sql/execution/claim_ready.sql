@@ -315,11 +315,30 @@ COMMENT ON FUNCTION @extschema@._next_emission(
     pg_snapshot, boolean) IS
     'Internal: cursor, gaps, held and horizon after a claim.';
 
+-- A claim ends within milliseconds. Whoever comes meanwhile waits for it rather than going away empty-handed and coming
+-- back later, but not for long: the holder may be a stalled client.
+CREATE OR REPLACE FUNCTION @extschema@._wait_for_lane(p_lane integer)
+RETURNS boolean
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+SET lock_timeout = '50ms'
+AS $function$
+BEGIN
+    PERFORM pg_advisory_xact_lock(@extschema@._lock_key('lane', p_lane));
+    RETURN true;
+EXCEPTION WHEN lock_not_available THEN
+    RETURN false;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._wait_for_lane(integer) IS
+    'Internal: locks a lane that another claim works on; false when that takes longer than 50 ms.';
+
 -- positions and leaves are the candidates, of which those in taken are claimed: NULL when none is. bytes is p_bytes
 -- and what the claimed args add to it.
 CREATE OR REPLACE FUNCTION @extschema@._claim_lane(
     p_lane integer, p_tail bigint, p_limit integer, p_bytes bigint, p_fresh boolean,
-    OUT positions bigint[], OUT leaves integer[], OUT is_plain boolean, OUT taken int8multirange, OUT bytes bigint)
+    OUT positions bigint[], OUT leaves integer[], OUT is_plain boolean, OUT taken int8multirange, OUT bytes bigint,
+    OUT is_locked boolean)
 RETURNS record
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
@@ -338,7 +357,8 @@ DECLARE
     v_quiet boolean := false;
 BEGIN
     bytes := p_bytes;
-    IF NOT pg_try_advisory_xact_lock(@extschema@._lock_key('lane', p_lane)) THEN
+    is_locked := pg_try_advisory_xact_lock(@extschema@._lock_key('lane', p_lane));
+    IF NOT is_locked THEN
         RETURN;
     END IF;
     v_alone := pg_try_advisory_xact_lock(@extschema@._lock_key('mutation', p_lane));
@@ -489,6 +509,8 @@ DECLARE
     v_rows bigint;
     v_bytes bigint := 0;
     v_left integer := p_limit;
+    v_contended integer;
+    v_is_holder boolean := false;
 BEGIN
     PERFORM @extschema@._require_read_committed();
     v_meta := @extschema@._queue_options(p_queue);
@@ -497,24 +519,33 @@ BEGIN
     END IF;
     -- A client that vanishes inside this transaction must not hold the lane for long.
     PERFORM set_config('idle_in_transaction_session_timeout', '10s', true);
-    FOR v_lane IN SELECT l.* FROM @extschema@._choose_lanes(p_queue, v_meta.aging_seconds, v_now) l LOOP
-        v_got := @extschema@._claim_lane(v_lane.lane_id, v_lane.tail, v_left, v_bytes, v_fresh);
-        v_bytes := v_got.bytes;
-        CONTINUE WHEN v_got.taken IS NULL;
-        -- A late row lies in another leaf than its neighbours, but is handed out in its place.
-        RETURN QUERY
-        SELECT c.*
-        FROM (SELECT u.leaf, array_agg(u."position" ORDER BY u."position") AS positions
-              FROM unnest(v_got.positions, v_got.leaves) u ("position", leaf)
-              WHERE v_got.taken @> u."position"
-              GROUP BY u.leaf) l,
-             LATERAL @extschema@._issue_receipts(
-                 l.leaf, p_queue, v_lane.priority, l.positions, v_got.is_plain, p_owner,
-                 coalesce(p_deadline_seconds, v_meta.deadline_seconds), p_separate, v_now) c
-        ORDER BY c."position";
-        GET DIAGNOSTICS v_rows = ROW_COUNT;
-        v_left := v_left - v_rows;
-        EXIT WHEN v_left <= 0;
+    FOR v_round IN 1 .. 2 LOOP
+        FOR v_lane IN SELECT l.* FROM @extschema@._choose_lanes(p_queue, v_meta.aging_seconds, v_now) l LOOP
+            v_got := @extschema@._claim_lane(v_lane.lane_id, v_lane.tail, v_left, v_bytes, v_fresh);
+            v_bytes := v_got.bytes;
+            IF v_got.is_locked THEN
+                v_is_holder := true;
+            ELSE
+                v_contended := coalesce(v_contended, v_lane.lane_id);
+            END IF;
+            CONTINUE WHEN v_got.taken IS NULL;
+            -- A late row lies in another leaf than its neighbours, but is handed out in its place.
+            RETURN QUERY
+            SELECT c.*
+            FROM (SELECT u.leaf, array_agg(u."position" ORDER BY u."position") AS positions
+                  FROM unnest(v_got.positions, v_got.leaves) u ("position", leaf)
+                  WHERE v_got.taken @> u."position"
+                  GROUP BY u.leaf) l,
+                 LATERAL @extschema@._issue_receipts(
+                     l.leaf, p_queue, v_lane.priority, l.positions, v_got.is_plain, p_owner,
+                     coalesce(p_deadline_seconds, v_meta.deadline_seconds), p_separate, v_now) c
+            ORDER BY c."position";
+            GET DIAGNOSTICS v_rows = ROW_COUNT;
+            v_left := v_left - v_rows;
+            EXIT WHEN v_left <= 0;
+        END LOOP;
+        -- Who holds a lane does not wait for another one: two claims could wait for each other.
+        EXIT WHEN v_round = 2 OR v_contended IS NULL OR v_is_holder OR NOT @extschema@._wait_for_lane(v_contended);
     END LOOP;
     IF v_left < p_limit THEN
         PERFORM @extschema@._note_owner(p_owner, v_now);

@@ -1,7 +1,7 @@
 -- Lock keys. They start from the schema's own name, so that tenants do not meet; the derivation never changes between
 -- versions, because old and new clients must meet. Waiting is only ever for, in this order: fifo, unique key,
--- mutation, position, batch. All others are taken by try, but for verify(), which is for a database without workers,
--- and for instance, where a worker waits for itself alone.
+-- mutation, position, batch. All others are taken by try, but for lane, which a claim that holds none waits 50 ms for,
+-- for verify(), which is for a database without workers, and for instance, where a worker waits for itself alone.
 
 CREATE OR REPLACE FUNCTION @extschema@._lock_key(p_class text, p_id bigint)
 RETURNS bigint

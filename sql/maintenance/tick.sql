@@ -70,6 +70,7 @@ DECLARE
     v_leaves_locked boolean := false;
     v_published text := '';
     v_start timestamptz;
+    v_lock_timeout constant text := current_setting('lock_timeout');
 BEGIN
     PERFORM @extschema@._require_read_committed();
     PERFORM set_config('lock_timeout', '100ms', true);
@@ -106,6 +107,8 @@ BEGIN
         v_report.milliseconds := extract(epoch FROM clock_timestamp() - v_start) * 1000;
         RETURN NEXT v_report;
     END LOOP;
+    -- The commit of a transaction that notified waits for all others that do, and is not to be given up for that.
+    PERFORM set_config('lock_timeout', v_lock_timeout, true);
 END
 $function$;
 COMMENT ON FUNCTION @extschema@._tick(text[], numeric, integer) IS

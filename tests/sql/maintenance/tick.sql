@@ -36,6 +36,13 @@ SELECT results_eq($$ SELECT t.step, t.outcome, t.detail ->> 'sqlstate' FROM awa.
 ALTER TABLE awa.queue_ring_rotations DROP CONSTRAINT test_check;
 SELECT is(test.step('plan_queue'), 'planned', 'it succeeds when it can');
 
+-- A tick that notified met its own 100 ms at commit, where it waits for the commits of others that notify.
+BEGIN;
+SET LOCAL lock_timeout = '7s';
+SELECT count(*) FROM awa.tick() \g /dev/null
+SELECT is(current_setting('lock_timeout'), '7s', 'a tick leaves the lock_timeout of its caller as it was');
+COMMIT;
+
 BEGIN;
 SELECT is((SELECT count(*) FROM awa.tick('{"steps": ["promote"]}')), 1::bigint, 'a tick');
 SELECT is(current_setting('lock_timeout'), '100ms', 'never waits long for a lock');
