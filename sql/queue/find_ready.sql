@@ -58,6 +58,7 @@ RETURNS void
 LANGUAGE sql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$
-    INSERT INTO @extschema@.ready_tombstones ("position", slot) VALUES (p_position, p_slot)
+    INSERT INTO @extschema@.ready_tombstones ("position", slot) VALUES (p_position, p_slot);
+    SELECT @extschema@._note_released('queue', p_slot, NULL)
 $function$;
 COMMENT ON FUNCTION @extschema@._append_tombstone(integer, bigint) IS 'Internal: marks an unclaimed ready row dead.';
