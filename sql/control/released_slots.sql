@@ -24,7 +24,8 @@ AS $function$
 DECLARE
     v_released bigint;
 BEGIN
-    EXECUTE format('SELECT s.last_value FROM @extschema@.%s_%s_released s', p_ring, p_slot) INTO v_released;
+    EXECUTE format('SELECT s.last_value FROM @extschema@.%I s', format('%s_%s_released', p_ring, p_slot))
+        INTO v_released;
     RETURN 'epoch'::timestamptz + nullif(v_released, 0) * interval '1 microsecond';
 END
 $function$;
