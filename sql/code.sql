@@ -13,6 +13,7 @@
 
 -- control: small coordination rows
 \ir control/ring_cursor.sql
+\ir control/released_slots.sql
 \ir control/queues.sql
 \ir control/doorbell.sql
 \ir control/lanes.sql

@@ -38,7 +38,9 @@ BEGIN
                       WHERE u.slot = d.slot AND u.job_id = d.job_id AND u.run_lease = d.run_lease
                         AND u.finalized_at = d.finalized_at AND u.is_undo);
     RETURN QUERY
-    SELECT i.* FROM @extschema@.failed_entries f, LATERAL @extschema@._done_info(@extschema@._as_done(f), NULL) i;
+    SELECT i.* FROM @extschema@.failed_entries f, LATERAL @extschema@._done_info(@extschema@._as_done(f), NULL) i
+    WHERE NOT EXISTS (SELECT FROM @extschema@.done_entries d
+                      WHERE d.job_id = f.job_id AND d.run_lease = f.run_lease AND d.finalized_at = f.finalized_at);
     RETURN QUERY
     SELECT (x.info).job_id, 'completed', (x.info).kind, (x.info).queue, (x.info).priority, (x.info).args,
            (x.info).attempt, (x.info).max_attempts, (x.info).run_lease, (x.info).run_at, (x.info).created_at,

@@ -245,6 +245,7 @@ DECLARE
     v_batch record := @extschema@._read_batch(p_slot, p_batch);
     v_row record;
     v_state @extschema@.job_state;
+    v_outcome @extschema@.attempt_outcome;
     v_lease @extschema@.leases := @extschema@._find_lease(p_batch, p_position);
 BEGIN
     IF v_lease.job_id = p_job_id AND v_lease.run_lease = p_run_lease THEN
@@ -252,10 +253,11 @@ BEGIN
     ELSIF v_batch.positions @> p_position AND EXISTS (
         SELECT FROM @extschema@._read_ready(v_batch.ready_slot, ARRAY[p_position]) r
         WHERE (r.job).job_id = p_job_id AND (r.job).run_lease + 1 = p_run_lease) THEN
-        -- A moved one without a lease has ended, and the evidence is gone.
-        RETURN CASE WHEN v_batch.closed @> p_position
-                    THEN replace(@extschema@._closure_outcome(p_slot, p_batch, p_position)::text, 'moved', 'unknown')
-                    ELSE 'open' END;
+        v_outcome := @extschema@._closure_outcome(p_slot, p_batch, p_position);
+        -- A moved one without a lease has ended, and history alone may know how.
+        IF v_outcome IS DISTINCT FROM 'moved' THEN
+            RETURN coalesce(v_outcome::text, 'open');
+        END IF;
     END IF;
     FOR v_row IN SELECT f.slot FROM @extschema@._find_ready(p_job_id) f WHERE f."position" = p_position
                      AND coalesce((f.ext ->> 'run_lease')::bigint, 0) + 1 = p_run_lease LOOP
@@ -267,7 +269,7 @@ BEGIN
             RETURN v_state;
         END IF;
     END LOOP;
-    RETURN 'unknown';
+    RETURN coalesce(@extschema@._moved_state(p_job_id, p_run_lease)::text, 'unknown');
 END
 $function$;
 COMMENT ON FUNCTION @extschema@._attempt_status(bigint, bigint, integer, bigint, bigint) IS

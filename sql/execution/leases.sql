@@ -241,7 +241,9 @@ BEGIN
     DELETE FROM @extschema@.leases l
     WHERE (l.batch_id, l."position") IN (
         SELECT x.batch_id, x."position" FROM @extschema@.leases x
-        WHERE x.ended_at < p_now - @extschema@._setting_interval('attempt_evidence_seconds')
+        -- The table is truncated when it is empty: not before a dump that saw the attempt run has its lock.
+        WHERE x.ended_at < p_now - greatest(@extschema@._setting_interval('attempt_evidence_seconds'),
+                                            @extschema@._setting_interval('dump_lock_seconds'))
         ORDER BY x.ended_at LIMIT p_limit FOR UPDATE SKIP LOCKED);
     GET DIAGNOSTICS v_deleted = ROW_COUNT;
     RETURN v_deleted;

@@ -23,6 +23,8 @@ BEGIN ATOMIC
             'Whether jobs that fail go to the dead letters unless their queue says otherwise.'),
         ('dlq_retention_seconds', '2592000', 1, 315360000, 'seconds',
             'How long dead letters are kept.'),
+        ('dump_lock_seconds', '60', 0, 3600, 'seconds',
+            'How long a slot is kept after a job left it, for dumps that began before and lock it later; 0 is off.'),
         ('errors_max_bytes', '16384', 1024, 1048576, 'bytes',
             'Largest error history of a job.'),
         ('errors_max_count', '20', 1, 1000, 'entries',

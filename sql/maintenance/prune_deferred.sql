@@ -1,8 +1,6 @@
 -- Deferred jobs are ordinary rows, and their leaves are emptied by TRUNCATE: it does not ask snapshots, so a pinned one
 -- does not make promotion slow.
 
--- TRUNCATE is not MVCC either: a dump whose snapshot is older than a move and whose lock on the slot comes later must
--- still find the job there. A time ahead is from a clock that was wrong.
 CREATE OR REPLACE FUNCTION @extschema@._slot_is_calm(p_slot integer, p_now timestamptz)
 RETURNS boolean
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
@@ -12,11 +10,11 @@ DECLARE
     v_taken bigint;
 BEGIN
     EXECUTE format('SELECT s.last_value FROM @extschema@.deferred_%s_taken s', p_slot) INTO v_taken;
-    RETURN extract(epoch FROM p_now)::bigint - v_taken NOT BETWEEN -60 AND 60;
+    RETURN @extschema@._is_past_dumps('epoch'::timestamptz + v_taken * interval '1 second', p_now);
 END
 $function$;
 COMMENT ON FUNCTION @extschema@._slot_is_calm(integer, timestamptz) IS
-    'Internal: whether nothing was taken out of a slot of deferred_jobs for a minute.';
+    'Internal: whether nothing was taken out of a slot of deferred_jobs for dump_lock_seconds.';
 
 CREATE OR REPLACE FUNCTION @extschema@._prune_bucket(p_slot integer, p_now timestamptz)
 RETURNS text

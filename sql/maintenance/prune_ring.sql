@@ -3,6 +3,9 @@
 -- its rows and not committed leaves that row unclaimed in our view. What takes long happens there, where readers pass;
 -- ACCESS EXCLUSIVE is for TRUNCATE alone. Locks are taken NOWAIT: a queued exclusive lock would block every later
 -- claim.
+-- A slot goes in two transactions. The first finds that nothing needs it, copies what must outlive it and releases it.
+-- The second, dump_lock_seconds later, finds the same again and truncates: by then a dump that still had to see a job
+-- wait or run here has its locks.
 
 -- Lanes with rows in a slot, found by skipping through the index.
 CREATE OR REPLACE FUNCTION @extschema@._lanes_in_slot(p_slot integer)
@@ -181,12 +184,45 @@ $function$;
 COMMENT ON FUNCTION @extschema@._end_keys_of_slot(integer, timestamptz) IS
     'Internal: settles the unique keys of jobs whose completion is about to be forgotten.';
 
+-- Whether something ended or was moved in a slot since it was released: a producer with an old view of the ring can
+-- have put a job there that came and went between two looks.
+CREATE OR REPLACE FUNCTION @extschema@._ended_since(p_ring text, p_slot integer, p_at timestamptz)
+RETURNS boolean
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_found boolean;
+BEGIN
+    IF p_ring = 'queue' AND @extschema@._newest_terminal_at(p_slot) > p_at THEN
+        RETURN true;
+    END IF;
+    FOR v_claim_slot IN 0 .. @extschema@._slot_count('claim') - 1 LOOP
+        CONTINUE WHEN (p_ring = 'claim' AND v_claim_slot <> p_slot)
+            OR NOT @extschema@._leaf_in_use('lease_claim_closures', v_claim_slot);
+        EXECUTE format('SELECT EXISTS (
+                SELECT FROM @extschema@.lease_claim_closures_%1$s c
+                JOIN @extschema@.lease_claim_batches_%1$s b ON b.batch_id = c.batch_id
+                WHERE c.closed_at > $1 AND ($2 IS NULL OR b.ready_slot = $2))', v_claim_slot)
+            INTO v_found USING p_at, CASE p_ring WHEN 'queue' THEN p_slot END;
+        IF v_found THEN
+            RETURN true;
+        END IF;
+    END LOOP;
+    RETURN false;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._ended_since(text, integer, timestamptz) IS
+    'Internal: whether an attempt or a job ended in a slot since a time.';
+
 CREATE OR REPLACE FUNCTION @extschema@._prune_slot(p_ring text, p_slot integer, p_now timestamptz)
 RETURNS text
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$
 DECLARE
+    v_released timestamptz := @extschema@._slot_released_at(p_ring, p_slot);
+    v_kept bigint := 0;
     v_outcome text := 'pruned';
     v_used text;
 BEGIN
@@ -201,10 +237,16 @@ BEGIN
             RAISE EXCEPTION USING ERRCODE = 'JQ000';
         END IF;
         IF p_ring = 'queue' THEN
+            v_kept := @extschema@._keep_failed(p_slot, p_now) + @extschema@._checkpoint_claim_heads(p_slot);
+        END IF;
+        IF @extschema@._setting('dump_lock_seconds') > 0
+           AND (v_released IS NULL OR v_kept > 0 OR @extschema@._ended_since(p_ring, p_slot, v_released)) THEN
+            PERFORM @extschema@._note_released(p_ring, p_slot, p_now);
+            RETURN 'released';
+        END IF;
+        IF p_ring = 'queue' THEN
             PERFORM @extschema@._fold_terminal_counts(p_slot, p_now);
-            PERFORM @extschema@._keep_failed(p_slot, p_now);
             PERFORM @extschema@._end_keys_of_slot(p_slot, p_now);
-            PERFORM @extschema@._checkpoint_claim_heads(p_slot);
         END IF;
         IF NOT @extschema@._lock_slot(p_ring, p_slot, 'ACCESS EXCLUSIVE', 10) THEN
             v_outcome := 'locked';
@@ -214,6 +256,7 @@ BEGIN
             SELECT string_agg('@extschema@.' || t.name || '_' || p_slot, ', ')
             FROM unnest(@extschema@._ring_tables(p_ring)) t (name)
             WHERE @extschema@._leaf_in_use(t.name, p_slot));
+        PERFORM @extschema@._note_released(p_ring, p_slot, NULL);
         EXECUTE format('TRUNCATE %s', v_used);
     EXCEPTION WHEN SQLSTATE 'JQ000' THEN
         NULL;
@@ -222,7 +265,36 @@ BEGIN
 END
 $function$;
 COMMENT ON FUNCTION @extschema@._prune_slot(text, integer, timestamptz) IS
-    'Internal: empties one slot: pruned, locked or in_use.';
+    'Internal: empties one slot, or releases it, so that a later call does: pruned, released, locked or in_use.';
+
+-- The gates of prune. A slot is released so early that it can go when its retention ends. While it is released nobody
+-- looks at it, and one that is needed again has to be seen free again.
+CREATE OR REPLACE FUNCTION @extschema@._prune_blocker(p_ring text, p_slot integer, p_now timestamptz)
+RETURNS jsonb
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_dumps interval := @extschema@._setting_interval('dump_lock_seconds');
+    v_released timestamptz := CASE WHEN v_dumps > interval '0' THEN @extschema@._slot_released_at(p_ring, p_slot) END;
+    v_blocker jsonb;
+BEGIN
+    IF NOT @extschema@._is_past_dumps(v_released, p_now) THEN
+        RETURN '{"reason": "recent"}'::jsonb;
+    ELSIF @extschema@._slot_is_retained(
+            p_ring, p_slot, CASE WHEN v_released IS NULL THEN p_now + v_dumps ELSE p_now END) THEN
+        RETURN '{"reason": "retention"}'::jsonb;
+    END IF;
+    v_blocker := @extschema@._slot_blocker(p_ring, p_slot);
+    IF v_blocker IS NOT NULL AND v_released IS NOT NULL THEN
+        PERFORM @extschema@._note_released(p_ring, p_slot, NULL);
+    END IF;
+    RETURN v_blocker;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._prune_blocker(text, integer, timestamptz) IS
+    'Internal: why a slot is not emptied now: retention, recent (a dump may not have locked it yet), or what keeps it '
+    'alive.';
 
 -- The oldest slot that can go, at most one.
 CREATE OR REPLACE FUNCTION @extschema@._prune_ring(p_ring text, p_now timestamptz, OUT outcome text, OUT detail jsonb)
@@ -247,9 +319,7 @@ BEGIN
                   ORDER BY r.generation NULLS FIRST LOOP
         -- What the gates look at must not stay locked: they look into other slots than the one that is pruned.
         BEGIN
-            v_blocker := CASE WHEN @extschema@._slot_is_retained(p_ring, v_slot, p_now)
-                              THEN '{"reason": "retention"}'::jsonb
-                              ELSE @extschema@._slot_blocker(p_ring, v_slot) END;
+            v_blocker := @extschema@._prune_blocker(p_ring, v_slot, p_now);
             RAISE EXCEPTION USING ERRCODE = 'JQ000';
         EXCEPTION WHEN SQLSTATE 'JQ000' THEN
             NULL;
@@ -257,12 +327,12 @@ BEGIN
         IF v_blocker IS NULL THEN
             -- pause point: prune
             v_outcome := @extschema@._prune_slot(p_ring, v_slot, p_now);
-            IF v_outcome = 'pruned' OR detail IS NULL THEN
+            IF v_outcome IN ('pruned', 'released') OR detail IS NULL THEN
                 outcome := v_outcome;
                 detail := jsonb_build_object('slot', v_slot);
             END IF;
             -- A slot that an idle transaction has locked does not stop the others.
-            EXIT WHEN v_outcome = 'pruned';
+            EXIT WHEN v_outcome IN ('pruned', 'released');
         ELSIF detail IS NULL THEN
             outcome := 'skipped';
             detail := v_blocker || jsonb_build_object('slot', v_slot);

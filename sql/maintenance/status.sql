@@ -158,7 +158,10 @@ BEGIN
             IF v_slot.bytes > 0 OR v_slot.slot = @extschema@._ring_cursor(v_ring) % 64 THEN
                 v_blocker := coalesce(@extschema@._slot_blocker(v_ring, v_slot.slot),
                     CASE WHEN @extschema@._slot_is_retained(v_ring, v_slot.slot, p_now)
-                         THEN '{"reason": "retention"}'::jsonb END,
+                         THEN '{"reason": "retention"}'::jsonb
+                         WHEN NOT @extschema@._is_past_dumps(
+                             @extschema@._slot_released_at(v_ring, v_slot.slot), p_now)
+                         THEN '{"reason": "recent"}'::jsonb END,
                     @extschema@._slot_holder(v_ring, v_slot.slot, p_now));
             END IF;
             RETURN NEXT ROW(v_ring, v_slot.slot, v_slot.generation, v_slot.slot = @extschema@._ring_cursor(v_ring) % 64,

@@ -99,7 +99,7 @@ BEGIN
             END IF;
             -- A step that answers locked or in_use has no lock left: what is in its way must not stop the next one.
             -- TRUNCATE is not MVCC: a dump that begins between copy and truncate must see one of them.
-            v_leaves_locked := v_leaves_locked OR v_report.outcome IN ('pruned', 'moved');
+            v_leaves_locked := v_leaves_locked OR v_report.outcome IN ('pruned', 'released', 'moved');
             IF v_report.outcome = 'published' THEN
                 v_published := v_published || replace(v_step, 'publish', 'plan') || ' ';
             END IF;

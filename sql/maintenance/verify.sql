@@ -1,6 +1,6 @@
 -- After a restore or a failover: rows and sequences may come from different moments. Ring cursors
 -- follow the ledger, other sequences are raised above what the tables show, and what belonged to the
--- old cluster (horizons, hints, what refill remembers) is cleared.
+-- old cluster (horizons, hints, what refill and prune remember) is cleared.
 
 CREATE OR REPLACE FUNCTION @extschema@._raise_sequence(p_sequence regclass, p_seen bigint)
 RETURNS boolean
@@ -40,6 +40,8 @@ BEGIN
         FROM @extschema@._ring_slots(v_ring) s
         ORDER BY s.generation DESC
         LIMIT 1;
+        PERFORM @extschema@._note_released(v_ring, s, NULL)
+        FROM generate_series(0, @extschema@._slot_count(v_ring) - 1) s;
         IF @extschema@._ring_cursor(v_ring) <> v_newest.generation * 64 + v_newest.slot THEN
             IF NOT v_fresh THEN
                 -- The ledger row may be this transaction's own: a rollback takes the row back, but not the cursor.
@@ -56,17 +58,32 @@ END
 $function$;
 COMMENT ON FUNCTION @extschema@._verify_rings() IS 'Internal: sets ring cursors to their newest ledger row.';
 
--- Highest position of a lane that a row or its cursor shows.
-CREATE OR REPLACE FUNCTION @extschema@._highest_position(p_lane integer)
+-- Highest position of a lane that a row, its cursor or the id of a job shows: a job is called by its first position,
+-- also where it went since. job_unique_claims has no index on its jobs, so the caller has looked there.
+CREATE OR REPLACE FUNCTION @extschema@._highest_position(p_lane integer, p_claimed bigint)
 RETURNS bigint
-LANGUAGE sql VOLATILE PARALLEL UNSAFE
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET enable_bitmapscan = off
 AS $function$
-    SELECT greatest(max(r."position"), (@extschema@._newest_emission(p_lane)).cursor)
-    FROM @extschema@.ready_entries r
-    WHERE r."position" > @extschema@._lane_base(p_lane) AND r."position" < @extschema@._lane_base(p_lane + 1)
+DECLARE
+    v_base bigint := @extschema@._lane_base(p_lane);
+    v_end bigint := @extschema@._lane_base(p_lane + 1);
+BEGIN
+    RETURN greatest(p_claimed, (@extschema@._newest_emission(p_lane)).cursor,
+        (SELECT max(r."position") FROM @extschema@.ready_entries r
+         WHERE r."position" > v_base AND r."position" < v_end),
+        (SELECT max(r.job_id) FROM @extschema@.ready_entries r WHERE r.job_id > v_base AND r.job_id < v_end),
+        (SELECT max(d.job_id) FROM @extschema@.deferred_jobs d WHERE d.job_id > v_base AND d.job_id < v_end),
+        (SELECT max(d.job_id) FROM @extschema@.dlq_entries d WHERE d.job_id > v_base AND d.job_id < v_end),
+        (SELECT max(d.job_id) FROM @extschema@.done_entries d WHERE d.job_id > v_base AND d.job_id < v_end),
+        (SELECT max(f.job_id) FROM @extschema@.failed_entries f WHERE f.job_id > v_base AND f.job_id < v_end),
+        (SELECT max(l.job_id) FROM @extschema@.leases l WHERE l.job_id > v_base AND l.job_id < v_end));
+END
 $function$;
-COMMENT ON FUNCTION @extschema@._highest_position(integer) IS 'Internal: highest position of a lane that is in use.';
+COMMENT ON FUNCTION @extschema@._highest_position(integer, bigint) IS
+    'Internal: highest position of a lane that is in use, or the given one.';
 
 CREATE OR REPLACE FUNCTION @extschema@._verify_lanes()
 RETURNS bigint
@@ -74,7 +91,8 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$
 DECLARE
-    v_lane @extschema@.queue_lanes;
+    v_lane record;
+    v_highest bigint;
     v_emission @extschema@.queue_claim_heads;
     v_changed bigint := 0;
 BEGIN
@@ -84,19 +102,25 @@ BEGIN
         PERFORM @extschema@._refuse('55000', 'lane sequences and tables have different owners',
             'A restore gives the tables to its own role: call set_owner() first.');
     END IF;
-    FOR v_lane IN SELECT l.* FROM @extschema@.queue_lanes l ORDER BY l.lane_id LOOP
+    FOR v_lane IN SELECT l.lane_id, l.position_seq, l.hint_seq, u.claimed
+                  FROM @extschema@.queue_lanes l
+                  LEFT JOIN (SELECT @extschema@._lane_of(c.job_id) AS lane_id, max(c.job_id) AS claimed
+                             FROM @extschema@.job_unique_claims c GROUP BY 1) u ON u.lane_id = l.lane_id
+                  ORDER BY l.lane_id LOOP
         PERFORM pg_advisory_xact_lock(@extschema@._lock_key('lane', v_lane.lane_id));
+        v_highest := @extschema@._highest_position(v_lane.lane_id, v_lane.claimed);
         -- pg_dump does not write the dependency. ALTER also keeps producers out of the sequence until commit, and waits
         -- for them, so a lane that is sound goes without.
         IF 2 <> (SELECT count(*) FROM pg_depend d
                  WHERE d.classid = 'pg_class'::regclass AND d.objid IN (v_lane.position_seq, v_lane.hint_seq)
                    AND d.refclassid = 'pg_class'::regclass
                    AND d.refobjid = '@extschema@.queue_lanes'::regclass AND d.deptype = 'a')
-           OR @extschema@._highest_position(v_lane.lane_id) > @extschema@._lane_tail(v_lane.lane_id) THEN
+           OR v_highest > @extschema@._lane_tail(v_lane.lane_id) THEN
             EXECUTE format('ALTER SEQUENCE %s OWNED BY @extschema@.queue_lanes.lane_id', v_lane.position_seq);
             EXECUTE format('ALTER SEQUENCE %s OWNED BY @extschema@.queue_lanes.lane_id', v_lane.hint_seq);
-            v_changed := v_changed + @extschema@._raise_sequence(
-                v_lane.position_seq, @extschema@._highest_position(v_lane.lane_id))::integer;
+            -- What a producer wrote until ALTER had its lock is seen now.
+            v_changed := v_changed + @extschema@._raise_sequence(v_lane.position_seq,
+                @extschema@._highest_position(v_lane.lane_id, v_lane.claimed))::integer;
         END IF;
         PERFORM setval(v_lane.hint_seq, 0, false);
         v_emission := @extschema@._newest_emission(v_lane.lane_id);
@@ -133,6 +157,7 @@ BEGIN
         SELECT d.job_id FROM @extschema@.done_entries d UNION ALL
         SELECT f.job_id FROM @extschema@.failed_entries f UNION ALL
         SELECT l.job_id FROM @extschema@.leases l UNION ALL
+        SELECT c.job_id FROM @extschema@.job_unique_claims c UNION ALL
         SELECT r.job_id FROM @extschema@.ready_entries r) x WHERE x.id < @extschema@._lane_base(1)))::integer;
     RETURN v_changed;
 END

@@ -222,6 +222,7 @@ BEGIN
         USING @extschema@._sorted_to_set(p_positions), p_to;
     INSERT INTO @extschema@.ready_tombstones ("position", slot)
     SELECT p, p_from FROM unnest(p_positions) p;
+    PERFORM @extschema@._note_released('queue', p_from, NULL);
 END
 $function$;
 COMMENT ON FUNCTION @extschema@._move_ready(bigint[], integer, integer) IS

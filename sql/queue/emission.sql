@@ -116,7 +116,7 @@ RETURN (p_emission).gaps_old + (p_emission).gaps_new + (p_emission).held
 COMMENT ON FUNCTION @extschema@._unclaimed_set(@extschema@.queue_claim_heads) IS
     'Internal: positions of the lane that were not emitted yet.';
 
--- Part of prune, under ACCESS EXCLUSIVE on the leaf. Only upwards: a later claim may have been checkpointed already.
+-- Part of prune, some time before the leaf is emptied. Only upwards: a later claim may have been checkpointed already.
 CREATE OR REPLACE FUNCTION @extschema@._checkpoint_claim_heads(p_slot integer)
 RETURNS bigint
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
@@ -141,4 +141,4 @@ BEGIN
 END
 $function$;
 COMMENT ON FUNCTION @extschema@._checkpoint_claim_heads(integer) IS
-    'Internal: keeps the newest emission row of each lane of a slot that is pruned.';
+    'Internal: keeps the newest emission row of each lane of a slot that will be pruned; returns how many are new.';

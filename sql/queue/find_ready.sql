@@ -55,9 +55,12 @@ COMMENT ON FUNCTION @extschema@._read_ready(integer, bigint[]) IS 'Internal: bod
 
 CREATE OR REPLACE FUNCTION @extschema@._append_tombstone(p_slot integer, p_position bigint)
 RETURNS void
-LANGUAGE sql VOLATILE PARALLEL UNSAFE
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$
-    INSERT INTO @extschema@.ready_tombstones ("position", slot) VALUES (p_position, p_slot)
+BEGIN
+    INSERT INTO @extschema@.ready_tombstones ("position", slot) VALUES (p_position, p_slot);
+    PERFORM @extschema@._note_released('queue', p_slot, NULL);
+END
 $function$;
 COMMENT ON FUNCTION @extschema@._append_tombstone(integer, bigint) IS 'Internal: marks an unclaimed ready row dead.';

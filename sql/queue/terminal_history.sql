@@ -111,7 +111,8 @@ END
 $function$;
 COMMENT ON FUNCTION @extschema@._newest_terminal_at(integer) IS 'Internal: when the last job of a slot ended.';
 
--- Failed jobs outlive their slot: they can be looked at, and tried again, for failed_retention_seconds.
+-- Failed jobs outlive their slot: they can be looked at, and tried again, for failed_retention_seconds. They are copied
+-- some time before it is emptied; until then the row in the slot is the one that counts.
 CREATE OR REPLACE FUNCTION @extschema@._keep_failed(p_slot integer, p_now timestamptz)
 RETURNS bigint
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
@@ -144,7 +145,7 @@ BEGIN
 END
 $function$;
 COMMENT ON FUNCTION @extschema@._keep_failed(integer, timestamptz) IS
-    'Internal: copies failed jobs out of a slot that is pruned.';
+    'Internal: copies failed jobs out of a slot that will be pruned; returns how many were not copied before.';
 
 CREATE OR REPLACE FUNCTION @extschema@._expire_failed(p_limit bigint, p_now timestamptz)
 RETURNS bigint
@@ -244,6 +245,9 @@ BEGIN
         (job_id, "position", run_lease, finalized_at, state, slot, attempt, is_undo, queue, body)
     VALUES (v_done.job_id, v_done."position", v_done.run_lease, v_done.finalized_at, v_done.state, v_done.slot,
         v_done.attempt, true, v_done.queue, CASE WHEN v_done."position" IS NULL THEN '{}'::jsonb END);
+    -- Prune may have copied it already; from here on it waits for this transaction.
+    DELETE FROM @extschema@.failed_entries f
+    WHERE f.job_id = v_done.job_id AND f.run_lease = v_done.run_lease AND f.finalized_at = v_done.finalized_at;
     RETURN true;
 END
 $function$;
@@ -310,6 +314,35 @@ END
 $function$;
 COMMENT ON FUNCTION @extschema@._done_state(integer, bigint, bigint, bigint) IS
     'Internal: terminal state that an attempt ended in, by its slot and token.';
+
+-- A moved attempt left its slot, so its row may lie in any. Rows of jobs that ended without running have no
+-- attempted_at, and the lease of the attempt before.
+CREATE OR REPLACE FUNCTION @extschema@._moved_state(p_job_id bigint, p_run_lease bigint)
+RETURNS @extschema@.job_state
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET jit = off
+AS $function$
+DECLARE
+    v_state @extschema@.job_state;
+BEGIN
+    FOR v_slot IN 0 .. @extschema@._slot_count('queue') - 1 LOOP
+        CONTINUE WHEN NOT @extschema@._leaf_in_use('done_entries', v_slot);
+        EXECUTE format('SELECT d.state FROM @extschema@.done_entries_%s d
+                        WHERE d.job_id = $1 AND d.run_lease = $2 AND d."position" IS NULL
+                          AND d.attempted_at IS NOT NULL AND NOT d.is_undo LIMIT 1', v_slot)
+            INTO v_state USING p_job_id, p_run_lease;
+        EXIT WHEN v_state IS NOT NULL;
+    END LOOP;
+    RETURN coalesce(v_state, (
+        SELECT 'failed' FROM @extschema@.failed_entries f
+        WHERE f.job_id = p_job_id AND f.run_lease = p_run_lease AND f.attempted_at IS NOT NULL)::@extschema@.job_state);
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._moved_state(bigint, bigint) IS
+    'Internal: terminal state of a moved attempt, or of a failed one that outlived its slot.';
 
 CREATE OR REPLACE FUNCTION @extschema@._completion_of(
     p_slot integer, p_position bigint,

@@ -20,6 +20,12 @@ from conftest import Database
 SCRIPT = next((Path(__file__).parents[2] / "build").glob("awa--*.sql"))
 WORKER = uuid.UUID(int=1, version=4)
 WAIT_SECONDS = 20
+# A slot goes as soon as nothing in it waits or runs.
+PRUNE_AT_ONCE = {
+    "terminal_retention_seconds": 0,
+    "attempt_evidence_seconds": 0,
+    "dump_lock_seconds": 0,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +179,7 @@ def rotate(conn: psycopg.Connection, ring: str = "queue") -> None:
 
 def prune_all(conn: psycopg.Connection, ring: str = "queue") -> int:
     """Prune without regard to retention until nothing more can go; return how many slots went."""
-    set_settings(conn, terminal_retention_seconds=0, attempt_evidence_seconds=0)
+    set_settings(conn, **PRUNE_AT_ONCE)
     pruned = 0
     while tick(conn, f"prune_{ring}")[f"prune_{ring}"] == "pruned":
         pruned += 1

@@ -10,6 +10,7 @@ from psycopg.types.json import Jsonb
 
 from conftest import Database
 from engine import (
+    PRUNE_AT_ONCE,
     claim,
     claim_all,
     complete,
@@ -90,7 +91,7 @@ def test_of_two_retries_one_wins(
 def test_a_prune_meets_a_retry(database: Database, conn: psycopg.Connection) -> None:
     job_id = fail_one(conn)
     rotate(conn)
-    set_settings(conn, terminal_retention_seconds=0)
+    set_settings(conn, **PRUNE_AT_ONCE)
     answers: list[str] = []
     with database.connect() as retrier:
         with paused(conn, "_undo_done", "undo_seen") as retry_waits:
@@ -115,7 +116,7 @@ def test_a_retry_meets_a_prune_that_has_copied_the_job(
 ) -> None:
     job_id = fail_one(conn)
     rotate(conn)
-    set_settings(conn, terminal_retention_seconds=0)
+    set_settings(conn, **PRUNE_AT_ONCE)
     answers: list[str] = []
     with database.connect() as retrier:
         with paused(conn, function, point) as retry_waits:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psycopg
 import pytest
+from psycopg import IsolationLevel
 
 from conftest import Database, DatabaseServer
 from engine import (
+    PRUNE_AT_ONCE,
     Attempt,
     claim,
     claim_all,
@@ -22,6 +25,7 @@ from engine import (
     insert,
     insert_many,
     install_plain,
+    open_transaction,
     prune_all,
     rotate,
     set_settings,
@@ -106,11 +110,12 @@ def numbers(conn: psycopg.Connection) -> dict[str, int]:
     return {name: value(conn, last.format(name)) for name in names}
 
 
-def contents(conn: psycopg.Connection) -> dict[str, list[str]]:
-    """Rows of every table and the state of every sequence."""
+def contents(conn: psycopg.Connection, kinds: str = "rS") -> dict[str, list[str]]:
+    """Rows of every table and the state of every sequence, or of the one kind alone."""
     relations = conn.execute(
         "SELECT c.relname, c.relkind FROM pg_class c"
-        " WHERE c.relnamespace = 'awa'::regnamespace AND c.relkind IN ('r', 'S')"
+        " WHERE c.relnamespace = 'awa'::regnamespace AND strpos(%s, c.relkind::text) > 0",
+        [kinds],
     ).fetchall()
     found = {}
     for name, kind in relations:
@@ -252,3 +257,52 @@ def check_that_all_goes_on(conn: psycopg.Connection, kept: Kept) -> None:
     rotate(conn)
     rotate(conn, "claim")
     assert "failed" not in tick(conn).values()
+
+
+def fill_old_slots(conn: psycopg.Connection) -> list[Attempt]:
+    """Leave jobs that wait, and attempts that run, in slots that are so old that they must move."""
+    insert_many(conn, 5, "paused")
+    conn.execute("SELECT awa.pause_queue('paused')")
+    insert_many(conn, 6)
+    attempts = claim(conn)
+    insert_many(conn, 3)
+    for ring, turns in (("queue", 13), ("claim", 6)):
+        for _ in range(turns):
+            rotate(conn, ring)
+            insert(conn, "busy")
+            complete(conn, claim_all(conn, "busy"))
+    return attempts
+
+
+# Broken by a prune that does not wait (_is_past_dumps is true), or does not look whether its slot
+# was released (_prune_slot): the snapshot finds jobs in no place.
+def test_g1_a_dump_finds_what_left_its_slot_before_it_had_its_locks(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    set_settings(conn, **{**PRUNE_AT_ONCE, "dump_lock_seconds": 60})
+    set_settings(conn, evacuate_attempt_seconds=0)
+    attempts = fill_old_slots(conn)
+    with open_transaction(database, IsolationLevel.REPEATABLE_READ) as dump:
+        dump.execute("SELECT 1")  # its snapshot; its locks come with what it reads
+        before = contents(conn, "r")
+        # Whatever takes a job out of the slots where it waits or runs; one attempt runs on.
+        outcomes = ("completed", "fail", "retry", "snooze", "cancel")
+        ends = [a.item(o, delay_seconds=99) for a, o in zip(attempts, outcomes, strict=False)]
+        assert finish(conn, ends) == ["done"] * 5
+        complete(conn, claim_all(conn))
+        moved = 0
+        while tick(conn, "evacuate") == {"evacuate": "moved"}:
+            moved += 1
+        assert moved >= 2
+        said: Counter[str] = Counter()
+        for _ in range(20):
+            said.update(
+                f"{s} {o}"
+                for s, o in (tick(conn, "prune_queue") | tick(conn, "prune_claim")).items()
+            )
+        assert contents(dump, "r") == before
+        assert said["prune_queue released"] >= 13, said
+        assert said["prune_claim released"] >= 6, said
+    # A dump of now finds them where they are, so the slots go.
+    set_settings(conn, dump_lock_seconds=0.01)
+    assert [tick(conn, step)[step] for step in ("prune_queue", "prune_claim") * 3] == ["pruned"] * 6

@@ -27,6 +27,7 @@ from psycopg.types.json import Jsonb
 
 from conftest import Database, DatabaseServer
 from engine import (
+    PRUNE_AT_ONCE,
     WAIT_SECONDS,
     WORKER,
     Attempt,
@@ -321,7 +322,7 @@ def test_g2_a_claim_waits_for_another_one_and_takes_what_came_meanwhile(
 def test_g2_a_claim_that_sleeps_while_the_ring_turns_does_not_hide_later_ones(
     database: Database, conn: psycopg.Connection
 ) -> None:
-    set_settings(conn, terminal_retention_seconds=0)
+    set_settings(conn, **PRUNE_AT_ONCE)
     first = insert(conn)
     rotate(conn)
     slept_in = value(conn, "SELECT last_value & 63 FROM awa.queue_ring")
@@ -599,7 +600,7 @@ def test_g7_a_killed_step_leaves_no_trace_and_nobody_waits_for_it(
     database: Database, conn: psycopg.Connection, step: str
 ) -> None:
     busy_database(conn)
-    set_settings(conn, terminal_retention_seconds=0, attempt_evidence_seconds=0)
+    set_settings(conn, **PRUNE_AT_ONCE)
     if step.startswith("publish"):
         tick(conn, step.replace("publish", "plan"))
     before = counts(conn)
@@ -629,7 +630,7 @@ def test_g7_a_row_that_comes_while_prune_locks_its_slot_is_kept(
 ) -> None:
     insert(conn)
     complete(conn, claim(conn))
-    set_settings(conn, terminal_retention_seconds=0)
+    set_settings(conn, **PRUNE_AT_ONCE)
     late: list[int] = []
     outcomes: list[dict[str, str]] = []
     with database.connect() as producer, database.connect() as pruner:
@@ -652,7 +653,7 @@ def test_g7_a_row_that_comes_while_prune_locks_its_slot_is_kept(
 def test_g7_many_callers_killed_at_random_keep_the_counts_exact(
     database: Database, conn: psycopg.Connection
 ) -> None:
-    set_settings(conn, terminal_retention_seconds=0, attempt_evidence_seconds=0)
+    set_settings(conn, **PRUNE_AT_ONCE)
     set_settings(conn, queue_rotate_bytes=8192, claim_rotate_bytes=8192)
     stop = threading.Event()
     reports: Counter[str] = Counter()

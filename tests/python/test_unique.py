@@ -262,7 +262,7 @@ def turn_ring(conn: psycopg.Connection, times: int) -> None:
 def test_a_key_outlives_the_history_of_its_job_until_its_period_ends(
     conn: psycopg.Connection,
 ) -> None:
-    set_settings(conn, terminal_retention_seconds=1)
+    set_settings(conn, terminal_retention_seconds=1, dump_lock_seconds=0)
     # A period that does not end while the test runs.
     left = value(conn, "SELECT 3600 - mod(extract(epoch FROM clock_timestamp()), 3600)")
     period = 3600 if left > 120 else 3601
@@ -293,7 +293,7 @@ def test_a_key_outlives_the_history_of_its_job_until_its_period_ends(
 def test_a_claim_whose_job_vanished_belongs_to_a_completed_one(
     database: Database, conn: psycopg.Connection
 ) -> None:
-    set_settings(conn, terminal_retention_seconds=1)
+    set_settings(conn, terminal_retention_seconds=1, dump_lock_seconds=0)
     ids = [unique(conn, "kept", period_seconds=36000).job_id, unique(conn, "free").job_id]
     complete(conn, claim_all(conn))
     with database.connect(autocommit=False) as other:

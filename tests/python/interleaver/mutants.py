@@ -102,7 +102,7 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
         Edit("_slot_blocker", "CASE p_ring WHEN 'queue' THEN p_slot END", "-1"),
     ),
     "prune keeps no checkpoint": (
-        Edit("_prune_slot", "PERFORM @extschema@._checkpoint_claim_heads(p_slot);", "PERFORM 1;"),
+        Edit("_prune_slot", " + @extschema@._checkpoint_claim_heads(p_slot);", ";"),
     ),
     "prune folds no counts": (
         Edit(

@@ -60,6 +60,7 @@ def producer_writes_while_prune_holds_the_slot(world: World) -> None:
     finish_one_job(world)
     start_insert(producer)
     turn(world, "queue")
+    release(world, "prune_queue")
     maintainer.begin(READ_COMMITTED)
     maintainer.tick(["prune_queue"], ("recheck", 0))
     must(maintainer.thread is not None, "prune waits at its pause point")
@@ -82,6 +83,7 @@ def prune_moves_the_cursor_that_a_claim_reads(world: World) -> None:
     claimer.begin(READ_COMMITTED)
     claimer.claim("one", 1, pause=("newest", 0))
     must(claimer.thread is not None, "the claim waits at its pause point")
+    release(world, "prune_queue")
     must(world.tick("prune_queue") == "pruned", "the slot with the cursor is pruned")
     claimer.resume()
     claimer.end(True)
@@ -178,7 +180,8 @@ def claim_meets_a_cancel_that_is_rolled_back(world: World) -> None:
     world.claim_all()
     canceller.end(False)
     turn(world, "queue")
-    world.tick("prune_queue")
+    for _ in range(2):
+        world.tick("prune_queue")
     world.drain()
 
 
@@ -476,7 +479,14 @@ def start_insert(producer: Producer, pause: tuple[str, int] | None = ("insert", 
     must((producer.thread is None) == (pause is None), "the producer waits at its pause point")
 
 
+def release(world: World, step: str) -> None:
+    """The first of the two transactions in which a slot goes."""
+    must(world.tick(step) == "released", "the slot is released")
+
+
 def start_prune(maintainer: Maintainer, step: str) -> None:
+    if step != "prune_deferred":
+        release(maintainer.world, step)
     maintainer.begin(READ_COMMITTED)
     maintainer.tick([step], ("prune", 0))
     must(maintainer.thread is not None, "prune waits at its pause point")

@@ -95,7 +95,7 @@ TEST_BUILD = (
     Edit("_refill_buckets", "p_now + interval '10 minutes'", "'infinity'"),
     Edit("_move_stragglers", "@extschema@._deferred_slot(p_now, p_now)", "16"),
     Edit("_move_stragglers", "p_now - interval '2 minutes'", "'infinity'"),
-    Edit("_slot_is_calm", "NOT BETWEEN -60 AND 60", "IS NOT NULL"),
+    Edit("_is_past_dumps", "NOT BETWEEN -v_seconds AND v_seconds", "IS DISTINCT FROM -1"),
     Edit("_prune_deferred", ":= 262144", ":= 1"),
     Edit(
         "_move_attempt",

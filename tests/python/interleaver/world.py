@@ -403,7 +403,7 @@ class World:
             for ring in wanted:
                 for step in ("publish", "plan", "publish"):
                     self.tick(f"{step}_{ring}")
-            while "pruned" in (self.tick("prune_claim"), self.tick("prune_queue")):
+            while {"pruned", "released"} & {self.tick("prune_claim"), self.tick("prune_queue")}:
                 pass
             for ring in wanted:
                 sql = f"SELECT count(DISTINCT slot) FROM awa.{ring}_ring_rotations"

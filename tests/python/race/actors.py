@@ -437,7 +437,14 @@ class Ticker:
                     self.session.write("failed", "tick", f"{step}: {detail}")
                 elif outcome == "skipped":
                     self.session.write(f"{step} skipped for {detail['reason']}")
-                elif outcome in ("pruned", "published", "in_use", "locked", "skipped_busy"):
+                elif outcome in (
+                    "pruned",
+                    "released",
+                    "published",
+                    "in_use",
+                    "locked",
+                    "skipped_busy",
+                ):
                     self.session.write(f"{step} {outcome}")
                 elif count:
                     self.session.write(f"{step} found work")

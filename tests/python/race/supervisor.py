@@ -27,6 +27,7 @@ SETTINGS = {
     "claim_rotate_seconds": 0.2,
     "terminal_retention_seconds": 0,
     "attempt_evidence_seconds": 0,
+    "dump_lock_seconds": 0.1,
     "heartbeat_seconds": 0.2,
     "staleness_seconds": 1,
     "evacuate_attempt_seconds": 0.3,

@@ -120,7 +120,19 @@ SELECT is((SELECT count(*) FROM awa.jobs), 13::bigint, 'and listed once');
 SELECT is((SELECT count(*) FROM awa.leases l WHERE l.args IS NOT NULL), 0::bigint, 'ended leases keep no body');
 SELECT is(awa._expire_leases(100, now() + interval '9 minutes'), 0::bigint, 'evidence stays a while');
 SELECT is(awa._expire_leases(100, now() + interval '73 minutes'), 12::bigint, 'and goes then');
-SELECT is(test.status_of('retry'), 'unknown', 'and goes then for good');
+SELECT results_eq($$ SELECT k, test.status_of(k)
+                     FROM unnest('{done,kept,cancel,fail,operator,lost,retry,release,late}'::text[]) k $$,
+    $$ VALUES ('done', 'completed'), ('kept', 'completed'), ('cancel', 'cancelled'), ('fail', 'failed'),
+              ('operator', 'cancelled'), ('lost', 'failed'), ('retry', 'unknown'), ('release', 'unknown'),
+              ('late', 'unknown') $$,
+    'attempt_status knows from history how those ended that were their job''s last');
+SELECT awa.cancel_job((test.token('late')).job_id) \g /dev/null
+SELECT is(test.status_of('late'), 'unknown', 'and does not take the end of a waiting job for that of its attempt');
+INSERT INTO awa.failed_entries (job_id, run_lease, finalized_at, attempted_at, attempt, queue, body)
+SELECT d.job_id, d.run_lease, d.finalized_at, d.attempted_at, d.attempt, d.queue, d.body FROM awa.done_entries d
+WHERE d.job_id = (test.token('fail')).job_id;
+DELETE FROM awa.done_entries d WHERE d.job_id = (test.token('fail')).job_id;
+SELECT is(test.status_of('fail'), 'failed', 'a failed one also when it has outlived its slot');
 INSERT INTO awa.attempt_state SELECT 0, g, to_jsonb(repeat('x', 1000)), now() FROM generate_series(1, 400) g;
 SELECT is((SELECT p.outcome FROM awa._prune_attempts() p), 'nothing', 'a table in use is left alone');
 DELETE FROM awa.attempt_state;

@@ -17,7 +17,8 @@ CREATE FUNCTION test.disagree() RETURNS SETOF bigint LANGUAGE sql AS $$
     UNION ALL
     SELECT j.job_id FROM awa.jobs j, LATERAL awa.job(j.job_id) i WHERE i.* IS DISTINCT FROM j.*
 $$;
-SELECT awa.set_setting('queue_rotate_seconds', '0.05'), awa.set_setting('terminal_retention_seconds', '0') \g /dev/null
+SELECT awa.set_setting('queue_rotate_seconds', '0.05'), awa.set_setting('terminal_retention_seconds', '0'),
+       awa.set_setting('dump_lock_seconds', '0') \g /dev/null
 
 -- Failed.
 SELECT test.start('q', '{"tags": ["a"], "metadata": {"m": 1}, "deadline_seconds": 60}', 3) AS job \gset

@@ -3,7 +3,7 @@
 SELECT * FROM no_plan();
 
 SELECT awa.set_setting('queue_rotate_seconds', '0.05'), awa.set_setting('queue_rotate_bytes', '8192'),
-       awa.set_setting('terminal_retention_seconds', '0') \g /dev/null
+       awa.set_setting('terminal_retention_seconds', '0'), awa.set_setting('dump_lock_seconds', '0') \g /dev/null
 
 CREATE PROCEDURE test.turn(p_times integer) LANGUAGE plpgsql AS $$
 BEGIN

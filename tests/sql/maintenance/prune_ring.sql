@@ -16,7 +16,7 @@ BEGIN
 END $$;
 SELECT awa.set_setting('queue_rotate_seconds', '0.05'), awa.set_setting('claim_rotate_seconds', '0.05') \g /dev/null
 SELECT awa.set_setting('terminal_retention_seconds', '0'), awa.set_setting('attempt_evidence_seconds', '0'),
-       awa.set_setting('failed_retention_seconds', '0') \g /dev/null
+       awa.set_setting('failed_retention_seconds', '0'), awa.set_setting('dump_lock_seconds', '0') \g /dev/null
 SELECT is(test.prune('queue'), 'nothing', 'nothing is there to prune');
 SELECT is(test.prune('claim'), 'nothing', 'in either ring');
 

@@ -20,12 +20,22 @@ CREATE TABLE test.counts AS SELECT c.* FROM awa.queue_counts('q') c;
 SELECT pg_sleep(0.06) \g /dev/null
 SELECT awa._plan_ring('queue', clock_timestamp()) \g /dev/null
 SELECT is(awa._publish_ring('queue'), 'published', 'their slot is left');
-SELECT is((awa._prune_ring('queue', now() + interval '59 seconds')).detail ->> 'reason', 'retention', 'kept for its time');
+SELECT is((awa._prune_ring('queue', now() - interval '1 second')).detail ->> 'reason', 'retention', 'kept for its time');
+SELECT is((awa._prune_ring('queue', now() + interval '59 seconds')).outcome, 'released',
+    'shortly before it ends, what must outlive the slot is copied');
+SELECT is((SELECT count(*) FROM awa.failed_entries), 1::bigint, 'the failed job is');
+SELECT results_eq($$ SELECT j.* FROM test.before t, LATERAL awa.job(t.job_id) j $$, $$ SELECT b.* FROM test.before b $$,
+    'it is known as before');
+SELECT results_eq($$ SELECT j.state, count(*) FROM awa.jobs j GROUP BY 1 ORDER BY 1 $$,
+    $$ VALUES ('completed', 1::bigint), ('failed', 1) $$, 'and listed once');
+SELECT results_eq($$ SELECT c.* FROM awa.queue_counts('q') c $$, $$ SELECT c.* FROM test.counts c $$, 'and counted once');
+SELECT is((awa._prune_ring('queue', now() + interval '118 seconds')).detail ->> 'reason', 'recent',
+    'the slot stays for a minute, for a dump that has its snapshot and not yet its locks');
 BEGIN ISOLATION LEVEL REPEATABLE READ;
 SELECT count(*) FROM awa.done_entries_0 \g /dev/null
 SELECT pg_backend_pid() AS pid \gset
 COMMIT;
-SELECT is((awa._prune_ring('queue', now() + interval '61 seconds')).outcome, 'pruned', 'and pruned then');
+SELECT is((awa._prune_ring('queue', now() + interval '120 seconds')).outcome, 'pruned', 'and pruned then');
 SELECT results_eq($$ SELECT j.* FROM test.before t, LATERAL awa.job(t.job_id) j $$, $$ SELECT b.* FROM test.before b $$,
     'a failed job is still there, with everything');
 SELECT is(test.state(:'done'::jsonb), 'pruned', 'a completed one is not');

@@ -36,6 +36,30 @@ SELECT ok((SELECT count(DISTINCT b.batch_id) = count(*) FROM awa.lease_claim_bat
 SELECT is(test.finish(:'running', 'completed'), 'done', 'an attempt from before is finished');
 SELECT results_eq('SELECT v.rows FROM awa.verify() v', $$ VALUES (0::bigint), (0), (0) $$, 'a second verify has nothing to do');
 
+-- A lane's newest job may have gone elsewhere, under the id that was its position.
+CREATE TABLE test.places AS
+SELECT p AS place, (awa.insert_job('k', queue => p)).job_id + 1000 AS id
+FROM unnest('{deferred,dead,done,failed,leased,elsewhere,unique}'::text[]) p;
+CREATE FUNCTION test.job(p_place text) RETURNS awa._job LANGUAGE sql AS
+    $$ SELECT ROW(t.id, p_place, 2, 0, now(), 0, 1, 'k', '{}', NULL)::awa._job FROM test.places t WHERE t.place = p_place $$;
+SELECT count(*) FROM awa._defer(ARRAY[test.job('deferred')], 'scheduled') \g /dev/null
+SELECT awa._dead_letter(test.job('dead'), 'r', now()),
+       awa._append_done(test.job('done'), 'cancelled', NULL, NULL, NULL, now(), NULL, NULL) \g /dev/null
+INSERT INTO awa.failed_entries (job_id, run_lease, finalized_at, attempt, queue, body)
+SELECT t.id, 1, now(), 1, 'failed', '{}' FROM test.places t WHERE t.place = 'failed';
+INSERT INTO awa.leases (batch_id, "position", job_id, run_lease, claimed_at, run_at, owner, priority, shard, attempt, queue, kind, args)
+SELECT 1, 1, t.id, 1, now(), now(), test.worker(1), 2, 0, 1, 'leased', 'k', '{}' FROM test.places t WHERE t.place = 'leased';
+SELECT j.ordinal FROM awa._append_ready(ARRAY(SELECT ROW(t.id, 'q', 2, 0, now(), 0, 1, 'k', '{}', NULL)::awa._job FROM test.places t WHERE t.place = 'elsewhere'), true) j \g /dev/null
+SELECT last_value AS last_id FROM awa.job_ids \gset
+INSERT INTO awa.job_unique_claims (key, job_id, taken_at, states)
+SELECT decode(lpad(to_hex(t.id), 32, '0'), 'hex'), t.id, now(), 15 FROM test.places t WHERE t.place = 'unique'
+UNION ALL SELECT '\x01', :last_id + 1000, now(), 15;
+SELECT results_eq('SELECT v.rows FROM awa.verify() v', $$ VALUES (0::bigint), (7), (1) $$, 'verify looks everywhere');
+SELECT is_empty($$ SELECT t.place, t.id FROM test.places t WHERE (awa.insert_job('k', queue => t.place)).job_id <= t.id $$,
+    'and no id is given out twice');
+SELECT cmp_ok((awa.insert_job('k', queue => 'later', opts => '{"delay_seconds": 99}')).job_id, '>', :last_id + 1000::bigint,
+    'nor one of a deferred job');
+
 -- A purged dependency of a lane's sequence comes back.
 SELECT format('%s', l.position_seq) AS seq FROM awa.queue_lanes l WHERE l.queue = 'q' \gset
 ALTER SEQUENCE :seq OWNED BY NONE;
