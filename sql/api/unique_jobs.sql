@@ -164,30 +164,34 @@ COMMENT ON FUNCTION @extschema@._answer_duplicate(text, bigint, jsonb, timestamp
     'Internal: applies on_conflict to a duplicate: 23505 for raise, new arguments for the holder for replace; '
     'true when the holder did not wait any more.';
 
+-- An older snapshot does not see who took a key since, or gave one up: there the insert of the claim decides alone.
 CREATE OR REPLACE FUNCTION @extschema@._look_for_holders(p_jobs @extschema@._job[], p_now timestamptz)
 RETURNS @extschema@._keyed_job[]
-LANGUAGE sql VOLATILE PARALLEL UNSAFE
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
 SET enable_bitmapscan = off
 SET enable_hashjoin = off
 SET enable_mergejoin = off
 AS $function$
-    SELECT array_agg(
-        ROW(j.o,
-            ROW(j.job_id, j.queue, j.priority, j.shard, CASE j.state WHEN 'available' THEN p_now ELSE j.run_at END,
-                j.attempt, j.run_lease, j.kind, j.args, j.ext #- '{unique,on_conflict}')::@extschema@._job,
-            j.ext -> 'unique', coalesce(h.state, j.state), h.job_id)::@extschema@._keyed_job
-        ORDER BY j.o)
-    FROM (SELECT u.*, CASE WHEN coalesce(u.run_at, p_now) <= p_now THEN 'available' ELSE 'scheduled'
-                      END::@extschema@.job_state AS state
-          FROM unnest(p_jobs) WITH ORDINALITY
-              u (job_id, queue, priority, shard, run_at, attempt, run_lease, kind, args, ext, o)) j
-    LEFT JOIN LATERAL (
-        SELECT c.job_id, k.state
-        FROM @extschema@.job_unique_claims c, @extschema@._key_holder(c, p_now) k
-        WHERE c.key = decode(j.ext -> 'unique' ->> 'key', 'hex')
-              AND @extschema@._key_counts_in(j.ext -> 'unique', j.state) AND k.holds) h ON true
+BEGIN
+    RETURN (
+        SELECT array_agg(
+            ROW(j.o,
+                ROW(j.job_id, j.queue, j.priority, j.shard, CASE j.state WHEN 'available' THEN p_now ELSE j.run_at END,
+                    j.attempt, j.run_lease, j.kind, j.args, j.ext #- '{unique,on_conflict}')::@extschema@._job,
+                j.ext -> 'unique', coalesce(h.state, j.state), h.job_id)::@extschema@._keyed_job
+            ORDER BY j.o)
+        FROM (SELECT u.*, CASE WHEN coalesce(u.run_at, p_now) <= p_now THEN 'available' ELSE 'scheduled'
+                          END::@extschema@.job_state AS state
+              FROM unnest(p_jobs) WITH ORDINALITY
+                  u (job_id, queue, priority, shard, run_at, attempt, run_lease, kind, args, ext, o)) j
+        LEFT JOIN LATERAL (
+            SELECT c.job_id, k.state
+            FROM @extschema@.job_unique_claims c, @extschema@._key_holder(c, p_now) k
+            WHERE c.key = decode(j.ext -> 'unique' ->> 'key', 'hex') AND @extschema@._is_read_committed()
+                  AND @extschema@._key_counts_in(j.ext -> 'unique', j.state) AND k.holds) h ON true);
+END
 $function$;
 COMMENT ON FUNCTION @extschema@._look_for_holders(@extschema@._job[], timestamptz) IS
     'Internal: new jobs with who holds their keys now.';

@@ -101,22 +101,22 @@ $function$;
 COMMENT ON FUNCTION @extschema@._claim_of_key(bytea) IS
     'Internal: the claim on a key, whether its job holds it or not; VOLATILE for a fresh snapshot.';
 
-CREATE OR REPLACE FUNCTION @extschema@._lock_claim_of_key(p_key bytea)
-RETURNS @extschema@.job_unique_claims
+CREATE OR REPLACE FUNCTION @extschema@._lock_key_claim(p_claim @extschema@.job_unique_claims)
+RETURNS boolean
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
 SET enable_bitmapscan = off
 AS $function$
-DECLARE
-    v_claim @extschema@.job_unique_claims;
 BEGIN
-    SELECT c.* INTO v_claim FROM @extschema@.job_unique_claims c WHERE c.key = p_key FOR UPDATE SKIP LOCKED;
-    RETURN v_claim;
+    PERFORM FROM @extschema@.job_unique_claims c
+    WHERE c.key = p_claim.key AND c.job_id = p_claim.job_id AND c.taken_at = p_claim.taken_at
+    FOR UPDATE SKIP LOCKED;
+    RETURN FOUND;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._lock_claim_of_key(bytea) IS
-    'Internal: the claim on a key, locked; NULLs when there is none that is free to change.';
+COMMENT ON FUNCTION @extschema@._lock_key_claim(@extschema@.job_unique_claims) IS
+    'Internal: locks a claim if it is still the one that was looked at and nobody is changing it.';
 
 -- Waits for a transaction that is inserting the same key.
 CREATE OR REPLACE FUNCTION @extschema@._insert_key_claim(
@@ -156,25 +156,36 @@ $function$;
 COMMENT ON FUNCTION @extschema@._replace_key_claim(@extschema@.job_unique_claims, bigint, jsonb, timestamptz) IS
     'Internal: hands a claim to a job if it is still the claim that was looked at.';
 
-CREATE OR REPLACE FUNCTION @extschema@._delete_key_claim(p_old @extschema@.job_unique_claims)
-RETURNS boolean
+CREATE OR REPLACE FUNCTION @extschema@._delete_claim(p_key bytea)
+RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
 SET enable_bitmapscan = off
 AS $function$
 BEGIN
-    DELETE FROM @extschema@.job_unique_claims d
-    WHERE d.key IN (SELECT c.key FROM @extschema@.job_unique_claims c
-                    WHERE c.key = p_old.key AND c.job_id = p_old.job_id AND c.taken_at = p_old.taken_at
-                    FOR UPDATE SKIP LOCKED);
-    RETURN FOUND;
+    DELETE FROM @extschema@.job_unique_claims c WHERE c.key = p_key;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._delete_key_claim(@extschema@.job_unique_claims) IS
-    'Internal: deletes a claim if it is still the one that was looked at and nobody is changing it.';
+COMMENT ON FUNCTION @extschema@._delete_claim(bytea) IS 'Internal: deletes a claim that the caller has locked.';
 
--- Part of a transition to a terminal state. Nobody waits: who has the row locked is taking it over.
+CREATE OR REPLACE FUNCTION @extschema@._write_end(
+    p_key bytea, p_state @extschema@.job_state, p_expires_at timestamptz)
+RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+AS $function$
+BEGIN
+    UPDATE @extschema@.job_unique_claims c SET ended = p_state, expires_at = p_expires_at WHERE c.key = p_key;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._write_end(bytea, @extschema@.job_state, timestamptz) IS
+    'Internal: writes the end of its job into a claim that the caller has locked.';
+
+-- Part of a transition to a terminal state. Nobody waits: who has the row locked saw that the job does not hold it and
+-- is taking it over. If that is rolled back, the row stays without its end, and its readers judge it by the job.
 CREATE OR REPLACE FUNCTION @extschema@._end_key(
     p_job @extschema@._job, p_state @extschema@.job_state, p_retention text, p_now timestamptz)
 RETURNS void
@@ -185,19 +196,19 @@ SET enable_bitmapscan = off
 AS $function$
 DECLARE
     v_key bytea := decode(p_job.ext -> 'unique' ->> 'key', 'hex');
+    v_period_ends_at timestamptz;
 BEGIN
-    PERFORM FROM @extschema@.job_unique_claims c
+    SELECT c.period_ends_at INTO v_period_ends_at
+    FROM @extschema@.job_unique_claims c
     WHERE c.key = v_key AND c.job_id = p_job.job_id
     FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
         RETURN;
     ELSIF @extschema@._key_counts_in(p_job.ext -> 'unique', p_state) THEN
-        UPDATE @extschema@.job_unique_claims c
-        SET ended = p_state, expires_at = coalesce(c.period_ends_at,
-                p_now + @extschema@._setting_interval(p_retention))
-        WHERE c.key = v_key;
+        PERFORM @extschema@._write_end(v_key, p_state,
+            coalesce(v_period_ends_at, p_now + @extschema@._setting_interval(p_retention)));
     ELSE
-        DELETE FROM @extschema@.job_unique_claims c WHERE c.key = v_key;
+        PERFORM @extschema@._delete_claim(v_key);
     END IF;
 END
 $function$;
@@ -216,22 +227,21 @@ AS $function$
 $function$;
 COMMENT ON FUNCTION @extschema@._drop_key(bigint, jsonb) IS 'Internal: a job is gone for good, and its claim with it.';
 
--- Part of prune: claims of jobs that completed. A plain completion does not touch the claim, so it is done here.
-CREATE OR REPLACE FUNCTION @extschema@._end_completed_keys(
-    p_keys bytea[], p_job_ids bigint[], p_ended_at timestamptz[], p_now timestamptz)
+-- Before the history of jobs is forgotten: claims without an end get it. A plain completion does not touch the claim,
+-- and another end may have found it locked.
+CREATE OR REPLACE FUNCTION @extschema@._end_keys(
+    p_keys bytea[], p_job_ids bigint[], p_states @extschema@.job_state[], p_expires_at timestamptz[], p_now timestamptz)
 RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
 SET enable_bitmapscan = off
 AS $function$
-DECLARE
-    v_retention interval := @extschema@._setting_interval('terminal_retention_seconds');
 BEGIN
     WITH found AS MATERIALIZED (
-        SELECT c.key, c.states & @extschema@._state_bit('completed') <> 0 AS counts,
-               coalesce(c.period_ends_at, x.ended_at + v_retention) AS expires_at
-        FROM unnest(p_keys, p_job_ids, p_ended_at) x (key, job_id, ended_at)
+        SELECT c.key, x.state, c.states & @extschema@._state_bit(x.state) <> 0 AS counts,
+               coalesce(c.period_ends_at, x.expires_at) AS expires_at
+        FROM unnest(p_keys, p_job_ids, p_states, p_expires_at) x (key, job_id, state, expires_at)
         JOIN @extschema@.job_unique_claims c ON c.key = x.key AND c.job_id = x.job_id
         WHERE c.ended IS NULL
         FOR UPDATE OF c SKIP LOCKED),
@@ -240,13 +250,14 @@ BEGIN
         USING found f
         WHERE c.key = f.key AND NOT (f.counts AND f.expires_at > p_now))
     UPDATE @extschema@.job_unique_claims c
-    SET ended = 'completed', expires_at = f.expires_at
+    SET ended = f.state, expires_at = f.expires_at
     FROM found f
     WHERE c.key = f.key AND f.counts AND f.expires_at > p_now;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._end_completed_keys(bytea[], bigint[], timestamptz[], timestamptz) IS
-    'Internal: gives the claims of completed jobs their expiry, or deletes them.';
+COMMENT ON FUNCTION @extschema@._end_keys(
+    bytea[], bigint[], @extschema@.job_state[], timestamptz[], timestamptz) IS
+    'Internal: gives the claims of ended jobs their end and expiry (that of the period goes first), or deletes them.';
 
 CREATE OR REPLACE FUNCTION @extschema@._expire_keys(p_limit integer, p_now timestamptz)
 RETURNS bigint

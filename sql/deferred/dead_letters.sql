@@ -63,11 +63,23 @@ AS $function$
 DECLARE
     v_before timestamptz := p_now - @extschema@._setting_interval('dlq_retention_seconds');
     v_deleted bigint;
+    v_keys bytea[];
+    v_job_ids bigint[];
 BEGIN
-    DELETE FROM @extschema@.dlq_entries d
-    WHERE d.job_id IN (SELECT x.job_id FROM @extschema@.dlq_entries x WHERE x.dlq_at < v_before
-                       ORDER BY x.dlq_at, x.job_id LIMIT p_limit FOR UPDATE SKIP LOCKED);
-    GET DIAGNOSTICS v_deleted = ROW_COUNT;
+    WITH deleted AS (
+        DELETE FROM @extschema@.dlq_entries d
+        WHERE d.job_id IN (SELECT x.job_id FROM @extschema@.dlq_entries x WHERE x.dlq_at < v_before
+                           ORDER BY x.dlq_at, x.job_id LIMIT p_limit FOR UPDATE SKIP LOCKED)
+        RETURNING d.job_id, d.ext -> 'unique' ->> 'key' AS key)
+    SELECT count(*), array_agg(decode(d.key, 'hex')) FILTER (WHERE d.key IS NOT NULL),
+           array_agg(d.job_id) FILTER (WHERE d.key IS NOT NULL)
+    INTO v_deleted, v_keys, v_job_ids
+    FROM deleted d;
+    IF v_keys IS NOT NULL THEN
+        PERFORM @extschema@._end_keys(v_keys, v_job_ids,
+            array_fill('failed'::@extschema@.job_state, ARRAY[cardinality(v_keys)]),
+            array_fill(p_now, ARRAY[cardinality(v_keys)]), p_now);
+    END IF;
     RETURN v_deleted;
 END
 $function$;

@@ -36,7 +36,7 @@ COMMENT ON FUNCTION @extschema@._refuse_state(bigint, text, text) IS
     'Internal: raises 55000 for a job whose state does not allow a call.';
 
 -- A due job goes to its lane, without waiting for one; else it is deferred. Then it takes its unique key, if it has
--- one: after the lane, as producers do.
+-- one: after the lane, as producers do. Outside its mask it gives the key up, and with it the end of its former life.
 CREATE OR REPLACE FUNCTION @extschema@._place_job(
     p_job @extschema@._job, p_state @extschema@.job_state, p_now timestamptz)
 RETURNS @extschema@.job_state
@@ -53,7 +53,11 @@ BEGIN
         PERFORM @extschema@._defer(ARRAY[v_job], v_state);
     END IF;
     IF v_job.ext ? 'unique' THEN
-        PERFORM @extschema@._retake_key(v_job, v_state, p_now);
+        IF @extschema@._key_counts_in(v_job.ext -> 'unique', v_state) THEN
+            PERFORM @extschema@._retake_key(v_job, p_now);
+        ELSE
+            PERFORM @extschema@._drop_key(v_job.job_id, v_job.ext -> 'unique');
+        END IF;
     END IF;
     RETURN v_state;
 END

@@ -189,6 +189,50 @@ END
 $function$;
 COMMENT ON FUNCTION @extschema@._look_up_job(bigint) IS 'Internal: everything known about one job, or NULL.';
 
+-- The same places without the bodies, and with when and for how long an end counts.
+CREATE OR REPLACE FUNCTION @extschema@._look_up_state(
+    p_job_id bigint, OUT state @extschema@.job_state, OUT finalized_at timestamptz, OUT retention text)
+RETURNS record
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+AS $function$
+DECLARE
+    v_ready record := @extschema@._look_up_ready(p_job_id);
+    v_done @extschema@.done_entries;
+BEGIN
+    IF v_ready.is_unclaimed THEN
+        state := 'available';
+        RETURN;
+    END IF;
+    state := (@extschema@._find_deferred(p_job_id)).state;
+    IF state IS NULL AND ((@extschema@._find_open_lease(p_job_id)).job_id IS NOT NULL
+        OR (v_ready.slot IS NOT NULL AND (@extschema@._find_receipt(v_ready."position")).batch_id IS NOT NULL)) THEN
+        state := 'running';
+    END IF;
+    IF state IS NOT NULL THEN
+        RETURN;
+    END IF;
+    SELECT 'failed', d.dlq_at, 'dlq_retention_seconds' INTO state, finalized_at, retention
+    FROM @extschema@.dlq_entries d WHERE d.job_id = p_job_id;
+    IF FOUND THEN
+        RETURN;
+    END IF;
+    v_done := @extschema@._find_done(p_job_id);
+    IF v_done.job_id IS NOT NULL AND (v_ready.slot IS NULL OR v_done.run_lease > v_ready.run_lease) THEN
+        state := v_done.state;
+        finalized_at := v_done.finalized_at;
+    ELSIF v_ready.slot IS NOT NULL THEN
+        finalized_at := (@extschema@._completion_of(v_ready.slot, v_ready."position")).finalized_at;
+        state := CASE WHEN finalized_at IS NOT NULL THEN 'completed' END;
+    END IF;
+    retention := @extschema@._retention_of(state);
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._look_up_state(bigint) IS
+    'Internal: state of a job, when it ended, and the setting of how long that counts; or NULL.';
+
 -- A job that moves between the looks is in neither place; the next round finds it where it went.
 CREATE OR REPLACE FUNCTION @extschema@._find_job(p_job_id bigint)
 RETURNS @extschema@.job_info
@@ -207,6 +251,22 @@ END
 $function$;
 COMMENT ON FUNCTION @extschema@._find_job(bigint) IS
     'Internal: everything known about one job, or NULL when nothing of it is left.';
+
+CREATE OR REPLACE FUNCTION @extschema@._find_state(
+    p_job_id bigint, OUT state @extschema@.job_state, OUT finalized_at timestamptz, OUT retention text)
+RETURNS record
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+BEGIN
+    FOR v_round IN 1 .. 5 LOOP
+        SELECT s.* INTO state, finalized_at, retention FROM @extschema@._look_up_state(p_job_id) s;
+        EXIT WHEN state IS NOT NULL;
+    END LOOP;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._find_state(bigint) IS
+    'Internal: state of a job, when it ended, and the setting of how long that counts; NULLs when nothing is left.';
 
 CREATE OR REPLACE FUNCTION @extschema@._job_info(p_job_id bigint)
 RETURNS @extschema@.job_info

@@ -6,40 +6,69 @@
 -- pruned, for any other end is written into the claim.
 CREATE OR REPLACE FUNCTION @extschema@._key_holder(
     p_claim @extschema@.job_unique_claims, p_now timestamptz,
-    OUT holds boolean, OUT state @extschema@.job_state, OUT is_alive boolean)
+    OUT holds boolean, OUT state @extschema@.job_state, OUT is_alive boolean, OUT ends_at timestamptz)
 RETURNS record
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$
 DECLARE
-    v_info @extschema@.job_info;
-    v_ends_at timestamptz;
+    v_found record;
 BEGIN
     state := p_claim.ended;
-    v_ends_at := p_claim.expires_at;
+    ends_at := p_claim.expires_at;
     is_alive := false;
     IF state IS NULL THEN
         -- What is looked at must not stay locked: the caller may idle in its transaction.
         BEGIN
-            v_info := @extschema@._find_job(p_claim.job_id);
+            SELECT s.state, s.finalized_at, s.retention INTO v_found FROM @extschema@._find_state(p_claim.job_id) s;
             RAISE EXCEPTION USING ERRCODE = 'JQ000';
         EXCEPTION WHEN SQLSTATE 'JQ000' THEN
             NULL;
         END;
-        IF v_info.job_id IS NULL AND NOT @extschema@._is_read_committed() THEN
+        IF v_found.state IS NULL AND NOT @extschema@._is_read_committed() THEN
             -- TRUNCATE does not ask snapshots: this one may miss a job that lives.
             PERFORM @extschema@._refuse_unsettled(p_claim.job_id);
         END IF;
-        state := coalesce(v_info.state, 'completed')::@extschema@.job_state;
+        state := coalesce(v_found.state, 'completed');
         is_alive := state NOT IN ('completed', 'failed', 'cancelled');
-        v_ends_at := coalesce(p_claim.period_ends_at,
-            v_info.finalized_at + @extschema@._setting_interval('terminal_retention_seconds'), '-infinity');
+        ends_at := coalesce(p_claim.period_ends_at,
+            v_found.finalized_at + @extschema@._setting_interval(v_found.retention), '-infinity');
     END IF;
-    holds := p_claim.states & @extschema@._state_bit(state) <> 0 AND (is_alive OR v_ends_at > p_now);
+    holds := p_claim.states & @extschema@._state_bit(state) <> 0 AND (is_alive OR ends_at > p_now);
+    IF holds AND is_alive AND NOT @extschema@._still_holds(p_claim, p_now) THEN
+        PERFORM @extschema@._refuse('40001',
+            format('job %s may have left its unique key since this snapshot was taken', p_claim.job_id),
+            'Try again, in READ COMMITTED: a snapshot cannot follow a job whose states leave some out.');
+    END IF;
 END
 $function$;
 COMMENT ON FUNCTION @extschema@._key_holder(@extschema@.job_unique_claims, timestamptz) IS
-    'Internal: whether the job of a claim holds the key, and in which state it is.';
+    'Internal: whether the job of a claim holds the key, in which state it is, and until when it holds the key there '
+    '(40001).';
+
+-- A claim and a completion do not touch the row, so an older snapshot does not follow them. They do not matter while
+-- the mask has all states of a living job and the one they lead to. The caller knows that the row is the newest.
+CREATE OR REPLACE FUNCTION @extschema@._still_holds(p_claim @extschema@.job_unique_claims, p_now timestamptz)
+RETURNS boolean
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+AS $function$
+BEGIN
+    IF @extschema@._is_read_committed() THEN
+        RETURN true;
+    ELSIF p_claim.states & 31 = 31 AND p_now < coalesce(p_claim.period_ends_at,
+            transaction_timestamp() + @extschema@._setting_interval('terminal_retention_seconds')) THEN
+        RETURN true;
+    END IF;
+    -- A job of this very transaction is seen by nobody else. What an older snapshot shows of a transaction that began
+    -- later is our own.
+    RETURN EXISTS (SELECT FROM @extschema@.job_unique_claims c WHERE c.key = p_claim.key AND age(c.xmin) <= 0);
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._still_holds(@extschema@.job_unique_claims, timestamptz) IS
+    'Internal: whether a job that holds its key in this snapshot does so now.';
 
 -- Waits for a transaction that is taking the same key.
 CREATE OR REPLACE FUNCTION @extschema@._take_key(
@@ -79,7 +108,8 @@ $function$;
 COMMENT ON FUNCTION @extschema@._take_key(bytea, bigint, jsonb, timestamptz) IS
     'Internal: takes a key for a job; the answer is the job that holds it, and its state when it is another.';
 
--- A claim that is there and that nobody is changing needs no subtransaction.
+-- A claim that is there and that nobody is changing needs no subtransaction. One that another job holds is not locked:
+-- its end would find it so.
 CREATE OR REPLACE FUNCTION @extschema@._try_take_key(p_job_id bigint, p_unique jsonb, p_now timestamptz)
 RETURNS bigint
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
@@ -88,11 +118,12 @@ SET lock_timeout = '5ms'
 AS $function$
 DECLARE
     v_key bytea := decode(p_unique ->> 'key', 'hex');
-    v_claim @extschema@.job_unique_claims := @extschema@._lock_claim_of_key(v_key);
+    v_claim @extschema@.job_unique_claims := @extschema@._claim_of_key(v_key);
 BEGIN
     IF v_claim.job_id <> p_job_id AND (@extschema@._key_holder(v_claim, p_now)).holds THEN
         RETURN v_claim.job_id;
-    ELSIF @extschema@._replace_key_claim(v_claim, p_job_id, p_unique, p_now) THEN
+    ELSIF @extschema@._lock_key_claim(v_claim)
+          AND @extschema@._replace_key_claim(v_claim, p_job_id, p_unique, p_now) THEN
         RETURN p_job_id;
     END IF;
     BEGIN
@@ -158,8 +189,7 @@ $function$;
 COMMENT ON FUNCTION @extschema@._refuse_duplicate(bigint) IS
     'Internal: raises 23505 and names the job that holds the key.';
 
-CREATE OR REPLACE FUNCTION @extschema@._retake_key(
-    p_job @extschema@._job, p_state @extschema@.job_state, p_now timestamptz)
+CREATE OR REPLACE FUNCTION @extschema@._retake_key(p_job @extschema@._job, p_now timestamptz)
 RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
@@ -168,15 +198,13 @@ DECLARE
     v_unique jsonb := p_job.ext -> 'unique';
     v_holder bigint;
 BEGIN
-    IF @extschema@._key_counts_in(v_unique, p_state) THEN
-        v_holder := (@extschema@._take_key(decode(v_unique ->> 'key', 'hex'), p_job.job_id, v_unique, p_now)).holder;
-        IF v_holder <> p_job.job_id THEN
-            PERFORM @extschema@._refuse_duplicate(v_holder);
-        END IF;
+    v_holder := (@extschema@._take_key(decode(v_unique ->> 'key', 'hex'), p_job.job_id, v_unique, p_now)).holder;
+    IF v_holder <> p_job.job_id THEN
+        PERFORM @extschema@._refuse_duplicate(v_holder);
     END IF;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._retake_key(@extschema@._job, @extschema@.job_state, timestamptz) IS
+COMMENT ON FUNCTION @extschema@._retake_key(@extschema@._job, timestamptz) IS
     'Internal: a job that had ended lives again and takes its unique key; 23505 when another job holds it.';
 
 -- Deferred jobs that must have their key before they are available. One whose key another job holds ends cancelled. One
@@ -226,7 +254,8 @@ $function$;
 COMMENT ON FUNCTION @extschema@._promote_waiting(@extschema@._waiting_job[], timestamptz) IS
     'Internal: promotes due jobs that wait for their unique key, or ends them.';
 
--- Part of tick. A claim that is not known to have ended may still be of a job that completed outside its mask.
+-- Part of tick. A claim that is not known to have ended may still be of a job that completed, or of one that ended
+-- while somebody had the claim locked.
 CREATE OR REPLACE FUNCTION @extschema@._sweep_keys(p_limit integer, p_now timestamptz)
 RETURNS bigint
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
@@ -241,7 +270,12 @@ BEGIN
     v_deleted := @extschema@._expire_keys(p_limit, p_now);
     FOR v_claim IN SELECT s.* FROM @extschema@._sample_claims(least(p_limit, 20)) s LOOP
         v_found := @extschema@._key_holder(v_claim, p_now);
-        IF NOT v_found.holds AND NOT v_found.is_alive AND @extschema@._delete_key_claim(v_claim) THEN
+        IF v_found.is_alive OR NOT @extschema@._lock_key_claim(v_claim) THEN
+            CONTINUE;
+        ELSIF v_found.holds THEN
+            PERFORM @extschema@._write_end(v_claim.key, v_found.state, v_found.ends_at);
+        ELSE
+            PERFORM @extschema@._delete_claim(v_claim.key);
             v_deleted := v_deleted + 1;
         END IF;
     END LOOP;
@@ -249,7 +283,8 @@ BEGIN
 END
 $function$;
 COMMENT ON FUNCTION @extschema@._sweep_keys(integer, timestamptz) IS
-    'Internal: deletes claims that nobody holds: the expired ones, and what a small sample shows.';
+    'Internal: deletes claims that nobody holds: the expired ones, and what a small sample shows. Writes down the ends '
+    'that it meets.';
 
 -- New arguments for a job that waits; a ready one goes to the end of its lane.
 CREATE OR REPLACE FUNCTION @extschema@._replace_args(p_job_id bigint, p_args jsonb, p_now timestamptz)

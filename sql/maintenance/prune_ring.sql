@@ -170,19 +170,21 @@ AS $function$
 DECLARE
     v_keys bytea[];
     v_job_ids bigint[];
-    v_ended_at timestamptz[];
+    v_states @extschema@.job_state[];
+    v_expires_at timestamptz[];
 BEGIN
     IF NOT EXISTS (SELECT FROM @extschema@.job_unique_claims) THEN
         RETURN;
     END IF;
-    SELECT array_agg(decode(j.unique_key, 'hex')), array_agg(j.job_id), array_agg(j.finalized_at)
-    INTO v_keys, v_job_ids, v_ended_at
-    FROM @extschema@._completed_unique_jobs(p_slot) j;
-    PERFORM @extschema@._end_completed_keys(v_keys, v_job_ids, v_ended_at, p_now);
+    SELECT array_agg(decode(j.unique_key, 'hex')), array_agg(j.job_id), array_agg(j.state),
+           array_agg(j.finalized_at + @extschema@._setting_interval(@extschema@._retention_of(j.state)))
+    INTO v_keys, v_job_ids, v_states, v_expires_at
+    FROM @extschema@._ended_unique_jobs(p_slot) j;
+    PERFORM @extschema@._end_keys(v_keys, v_job_ids, v_states, v_expires_at, p_now);
 END
 $function$;
 COMMENT ON FUNCTION @extschema@._end_keys_of_slot(integer, timestamptz) IS
-    'Internal: settles the unique keys of jobs whose completion is about to be forgotten.';
+    'Internal: settles the unique keys of jobs whose end is about to be forgotten.';
 
 -- Whether something ended or was moved in a slot since it was released: a producer with an old view of the ring can
 -- have put a job there that came and went between two looks.

@@ -44,8 +44,7 @@ BEGIN
                     THEN jsonb_build_object('progress', p_job.ext -> 'progress') ELSE '{}' END
             || CASE WHEN p_result IS NOT NULL THEN jsonb_build_object('result', p_result) ELSE '{}' END, '{}'));
     IF p_job.ext ? 'unique' THEN
-        PERFORM @extschema@._end_key(p_job, p_state,
-            CASE p_state WHEN 'failed' THEN 'failed_retention_seconds' ELSE 'terminal_retention_seconds' END, p_now);
+        PERFORM @extschema@._end_key(p_job, p_state, @extschema@._retention_of(p_state), p_now);
     END IF;
 END
 $function$;

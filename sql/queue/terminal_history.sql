@@ -72,9 +72,16 @@ $function$;
 COMMENT ON FUNCTION @extschema@._terminal_counts(text) IS
     'Internal: exact terminal jobs of a queue, pruned ones included.';
 
+CREATE OR REPLACE FUNCTION @extschema@._retention_of(p_state @extschema@.job_state)
+RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE p_state WHEN 'failed' THEN 'failed_retention_seconds' ELSE 'terminal_retention_seconds' END;
+COMMENT ON FUNCTION @extschema@._retention_of(@extschema@.job_state) IS
+    'Internal: the setting that says how long a job that ended so, and is no dead letter, is remembered.';
+
 -- Part of prune. A body at a time by its position: the slot may be large, and most of its jobs have no unique key.
-CREATE OR REPLACE FUNCTION @extschema@._completed_unique_jobs(p_slot integer)
-RETURNS TABLE (job_id bigint, unique_key text, finalized_at timestamptz)
+CREATE OR REPLACE FUNCTION @extschema@._ended_unique_jobs(p_slot integer)
+RETURNS TABLE (job_id bigint, unique_key text, state @extschema@.job_state, finalized_at timestamptz)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
@@ -85,14 +92,24 @@ SET jit = off
 AS $function$
 BEGIN
     RETURN QUERY EXECUTE format($query$
-        SELECT coalesce(r.job_id, r."position"), r.ext -> 'unique' ->> 'key', b.finalized_at
+        SELECT coalesce(r.job_id, r."position"), r.ext -> 'unique' ->> 'key', 'completed'::@extschema@.job_state,
+               b.finalized_at
         FROM @extschema@.receipt_completion_batches_%1$s b, unnest(b.positions) s (s), @extschema@.ready_entries_%1$s r
         WHERE r."position" >= lower(s.s) AND r."position" < upper(s.s) AND r.ext ? 'unique'
+        UNION ALL
+        SELECT d.job_id, j.ext -> 'unique' ->> 'key', d.state, d.finalized_at
+        FROM @extschema@.done_entries_%1$s d
+        LEFT JOIN @extschema@.ready_entries_%1$s r ON r."position" = d."position",
+             LATERAL (SELECT coalesce(d.body -> 'ext', r.ext)) j (ext)
+        WHERE j.ext ? 'unique' AND NOT d.is_undo
+              AND NOT EXISTS (SELECT FROM @extschema@.done_entries_%1$s u
+                              WHERE u.job_id = d.job_id AND u.run_lease = d.run_lease
+                                AND u.finalized_at = d.finalized_at AND u.is_undo)
         $query$, p_slot);
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._completed_unique_jobs(integer) IS
-    'Internal: jobs with a unique key that completed in a slot.';
+COMMENT ON FUNCTION @extschema@._ended_unique_jobs(integer) IS
+    'Internal: jobs with a unique key that ended in a slot, dead letters aside.';
 
 -- Time of the newest terminal row of a slot: what retention counts from.
 CREATE OR REPLACE FUNCTION @extschema@._newest_terminal_at(p_slot integer)

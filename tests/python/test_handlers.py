@@ -256,6 +256,33 @@ def test_insert_sends_arguments_by_name_and_the_options_of_the_task() -> None:
         send.item("me")  # type: ignore[call-arg]
 
 
+def test_a_task_is_unique_as_its_decorator_or_one_insert_says() -> None:
+    handlers = awa.Handlers()
+    spec: dict[str, Any] = {"by": ["args.to"], "period_seconds": 60}
+
+    @handlers.task(unique=spec)
+    def send(to: str, unique: str = "") -> None: ...
+
+    @handlers.task(unique=True)
+    def sweep() -> None: ...
+
+    @handlers.task()
+    def plain() -> None: ...
+
+    def opts(insertion: Any, *args: str) -> Any:
+        return insertion.item(*args).get("opts")
+
+    assert opts(send, "me") == {"unique": spec}
+    assert opts(sweep) == {"unique": {}}
+    assert opts(plain) is None
+    assert opts(send.options(unique={"by": ["args"]}), "me") == {"unique": {"by": ["args"]}}
+    assert opts(send.options(unique=False), "me") is None
+    assert opts(send.options(queue="q"), "me") == {"unique": spec}
+    assert opts(plain.options(unique=True)) == {"unique": {}}
+    # A parameter of the same name stays the handler's.
+    assert send.item("me", unique="x")["args"] == {"to": "me", "unique": "x"}
+
+
 def test_def_handlers_refuse_what_needs_an_event_loop() -> None:
     handlers = awa.Handlers()
     with pytest.raises(TypeError, match="cannot be stopped from outside"):

@@ -16,6 +16,7 @@ import pytest
 from psycopg import IsolationLevel
 from psycopg.types.json import Jsonb
 
+import awa
 from conftest import Database
 from engine import (
     WAIT_SECONDS,
@@ -133,6 +134,59 @@ def test_a_snapshot_that_cannot_see_the_holder_is_refused(
             unique(old, "one")
         old.rollback()
         assert unique(old, "one") == Answer(mine.job_id, "available", True)
+
+
+# Each holder is alive in the snapshot. Broken by a look at the claim as the snapshot shows it, and
+# by one that takes the job of the newest claim for what the snapshot says of it.
+@pytest.mark.parametrize(
+    ("states", "outcome", "expected"),
+    [
+        (None, "completed", "duplicate"),
+        (None, "fail", "new"),
+        (["available", "failed"], "fail", "refused"),
+        (NARROW, "completed", "refused"),
+        (NARROW, "retry", "refused"),
+        (NARROW, None, "refused"),
+        (["available", "running"], "completed", "refused"),
+    ],
+)
+def test_a_snapshot_does_not_take_an_ended_job_for_the_holder(
+    database: Database,
+    conn: psycopg.Connection,
+    states: list[str] | None,
+    outcome: str | None,
+    expected: str,
+) -> None:
+    mine = unique(conn, "one", states=states)
+    with database.connect(autocommit=False) as old:
+        old.isolation_level = IsolationLevel.REPEATABLE_READ
+        old.execute("SELECT 1")
+        [attempt] = claim(conn)
+        if outcome == "completed":
+            assert complete(conn, [attempt]) == ["done"]
+        elif outcome:
+            assert finish(conn, [attempt.item(outcome)]) == ["done"]
+        if expected == "refused":
+            with pytest.raises(psycopg.errors.SerializationFailure):
+                unique(old, "one", states=states)
+            old.rollback()
+        else:
+            answer = unique(old, "one", states=states)
+            old.commit()
+            assert answer.duplicate == (expected == "duplicate")
+            assert (answer.job_id == mine.job_id) == answer.duplicate
+            assert unique(conn, "one", states=states).job_id == answer.job_id
+
+
+def test_a_snapshot_knows_the_jobs_of_its_own_transaction(database: Database) -> None:
+    with database.connect(autocommit=False) as mine:
+        mine.isolation_level = IsolationLevel.REPEATABLE_READ
+        first = unique(mine, "one", states=NARROW)
+        mine.execute("SAVEPOINT s")
+        second = unique(mine, "two", states=NARROW)
+        for name, job in (("one", first), ("two", second)):
+            assert not job.duplicate
+            assert unique(mine, name, states=NARROW) == Answer(job.job_id, job.state, True)
 
 
 # Broken by ON CONFLICT DO UPDATE, which locks the claim of a duplicate, without a look before it.
@@ -289,6 +343,74 @@ def test_a_key_outlives_the_history_of_its_job_until_its_period_ends(
     assert not unique(conn, "long", period_seconds=period + 7).duplicate
 
 
+def fail_while_another_takes_the_key(
+    database: Database, conn: psycopg.Connection, name: str, **parts: Any
+) -> int:
+    """Let a job fail while a producer, which rolls back, has its claim locked; return its id."""
+    mine = unique(conn, name, **parts)
+    [attempt] = claim(conn)
+    with database.connect(autocommit=False) as producer:
+        assert not unique(producer, name, **parts).duplicate
+        assert finish(conn, [attempt.item("fail")]) == ["done"]
+        producer.rollback()
+    sql = "SELECT ended IS NULL FROM awa.job_unique_claims WHERE job_id = %s"
+    assert value(conn, sql, mine.job_id) is True
+    return mine.job_id
+
+
+# Broken by a look that takes one retention for all ends, and by a sweep that only deletes.
+@pytest.mark.parametrize("has_dlq", [False, True])
+def test_an_end_that_found_its_claim_locked_is_written_later(
+    database: Database, conn: psycopg.Connection, has_dlq: bool
+) -> None:
+    set_settings(
+        conn,
+        terminal_retention_seconds=1,
+        failed_retention_seconds=1 if has_dlq else 50_000,
+        dlq_retention_seconds=50_000 if has_dlq else 1,
+        dlq_default=int(has_dlq),
+    )
+    states = ["available", "failed"]
+    mine = fail_while_another_takes_the_key(database, conn, "one", states=states)
+    ends_in = (
+        "SELECT (k.ends_at - clock_timestamp()) > interval '40000 s'"
+        " FROM awa.job_unique_claims c, awa._key_holder(c, clock_timestamp()) k"
+    )
+    assert value(conn, ends_in)
+    assert unique(conn, "one", states=states) == Answer(mine, "failed", True)
+    end = monotonic() + WAIT_SECONDS
+    while value(conn, "SELECT ended IS NULL FROM awa.job_unique_claims"):
+        assert monotonic() < end
+        assert tick(conn, "unique_keys") == {"unique_keys": "done"}
+    assert value(conn, "SELECT ended FROM awa.job_unique_claims") == "failed"
+    assert value(conn, ends_in)
+    assert unique(conn, "one", states=states) == Answer(mine, "failed", True)
+
+
+# Such an end is written at the latest when the job is forgotten: a job without a trace counts as
+# completed. Broken by a prune, or an expiry of dead letters, that only thinks of completed jobs.
+@pytest.mark.parametrize("has_dlq", [False, True])
+def test_a_failed_job_is_not_taken_for_a_completed_one_once_it_is_forgotten(
+    database: Database, conn: psycopg.Connection, has_dlq: bool
+) -> None:
+    set_settings(
+        conn,
+        terminal_retention_seconds=1,
+        failed_retention_seconds=1,
+        dlq_retention_seconds=1,
+        dlq_default=int(has_dlq),
+    )
+    parts: dict[str, Any] = {"states": ["available", "completed"], "period_seconds": 36_000_000}
+    mine = fail_while_another_takes_the_key(database, conn, "one", **parts)
+    end = monotonic() + WAIT_SECONDS
+    while state(conn, mine) != "pruned":
+        assert monotonic() < end
+        turn_ring(conn, 1)
+        assert tick(conn, "expire") == {"expire": "done"}
+    assert value(conn, "SELECT count(*) FROM awa.job_unique_claims") == 0
+    assert not unique(conn, "one", **parts).duplicate
+
+
 # A claim that prune had to leave, because somebody had it locked, is judged by its missing job.
 def test_a_claim_whose_job_vanished_belongs_to_a_completed_one(
     database: Database, conn: psycopg.Connection
@@ -352,3 +474,21 @@ def test_many_unique_jobs_in_one_call(conn: psycopg.Connection) -> None:
     again = insert_range(3000, 4999)
     assert again[:1000] == first[3000:]
     assert len(claim_all(conn, limit=1000)) == 2500
+
+
+def test_a_task_inserts_unique_jobs(conn: psycopg.Connection) -> None:
+    handlers = awa.Handlers()
+
+    @handlers.task(unique={"by": ["args.to"]})
+    def send(to: str, subject: str) -> None: ...
+
+    first = send.insert(conn, "ada", "hi")
+    again = send.insert(conn, "ada", "hello")
+    assert (again.job_id, again.duplicate) == (first.job_id, True)
+    assert not send.insert(conn, "bob", "hi").duplicate
+    assert not send.options(unique=False).insert(conn, "ada", "hi").duplicate
+    strict = send.options(unique={"by": ["args.to"], "on_conflict": "raise"})
+    with pytest.raises(awa.UniqueConflict):
+        strict.insert(conn, "ada", "hi")
+    with pytest.raises(awa.InvalidArgument, match="unique"):
+        send.options(unique={"key": "short"}).insert(conn, "ada", "hi")

@@ -28,7 +28,7 @@ async def send_email(job: awa.Job, to: str, subject: str = "hello") -> None:
     await job.set_progress({"sent": 1})
 
 
-@handlers.task(retry=[1, 5, 30], never_retry=[ValueError])
+@handlers.task(retry=[1, 5, 30], never_retry=[ValueError], unique={"by": ["args.items"]})
 def ship(address: Address, items: list[int]) -> awa.Snooze | None:
     return awa.Snooze(10) if not items else None
 

@@ -25,6 +25,7 @@ R = TypeVar("R")
 
 SyncTarget = Client | CallerConnection
 AsyncTarget = AsyncClient | AsyncCallerConnection
+Unique = Mapping[str, Json] | bool  # True: the defaults of the database
 CallNext = Callable[[Job], Awaitable[Any]]
 Middleware = Callable[[Job, CallNext], Awaitable[Any]]
 
@@ -39,6 +40,7 @@ class TaskOptions:
     run_at: datetime | None = None
     deadline: float | None = None
     keep_result: bool | None = None
+    unique: Unique | None = None
     tags: Sequence[str] = ()
     metadata: Mapping[str, Json] = field(default_factory=dict)
     opts: Mapping[str, Json] = field(default_factory=dict)
@@ -50,6 +52,8 @@ class TaskOptions:
             opts["deadline_seconds"] = self.deadline
         if self.keep_result:
             opts["keep_result"] = True
+        if self.unique is not None and self.unique is not False:
+            opts["unique"] = {} if self.unique is True else dict(self.unique)
         if self.tags:
             opts["tags"] = list(self.tags)
         if self.metadata:
@@ -183,6 +187,7 @@ class Task(Generic[P, R]):
         delay: Seconds | None = None,
         deadline: Seconds | None = None,
         keep_result: bool | None = None,
+        unique: Unique | None = None,
         tags: Sequence[str] | None = None,
         metadata: Mapping[str, Json] | None = None,
         ordering_key: str | None = None,
@@ -204,6 +209,7 @@ class Task(Generic[P, R]):
             "run_at": run_at,
             "deadline": None if deadline is None else as_seconds(deadline, "deadline"),
             "keep_result": keep_result,
+            "unique": unique,
             "tags": tags,
             "metadata": metadata,
         }
@@ -314,6 +320,7 @@ class Handlers:
         timeout: Seconds | None = None,
         deadline: Seconds | None = None,
         keep_result: bool | None = None,
+        unique: Unique | None = None,
         completes_itself: bool = False,
         interrupt_on_cancel: bool = False,
         executor: ExecutorSource | None = None,
@@ -322,7 +329,9 @@ class Handlers:
         """Register the decorated function; its name is the kind unless one is given.
 
         `timeout` stops the handler in this process and counts as a failure; `deadline` lets the
-        database take the attempt away, whatever became of the process. `completes_itself` says
+        database take the attempt away, whatever became of the process. `unique` is the option of
+        insert_job, or True for its defaults: a second insert answers with the job that there is
+        already. `completes_itself` says
         that the handler calls job.complete(conn) in its own transaction. `interrupt_on_cancel`
         stops an async handler when its job is cancelled. A def handler runs in `executor`, or in
         what the function given as `executor` makes, instead of in the worker's.
@@ -338,6 +347,7 @@ class Handlers:
                     max_attempts=max_attempts,
                     deadline=None if deadline is None else as_seconds(deadline, "deadline"),
                     keep_result=keep_result,
+                    unique=unique,
                     tags=tuple(tags),
                 ),
                 retry=as_policy(retry),

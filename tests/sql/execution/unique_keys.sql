@@ -121,6 +121,28 @@ SELECT is((test.insert('held', 'available,failed', 'dead')).state::text, 'failed
 SELECT is(awa.purge_dlq(:dead), true, 'until it is purged');
 SELECT is((test.insert('held', 'available,failed', 'dead')).duplicate, false, 'for good');
 
+-- Another life in a state outside the mask ends what the end of the former one held.
+SELECT (test.insert('lives', 'available,failed', 'lives')).job_id AS id \gset
+SELECT test.claim_one('lives') AS job \gset
+SELECT test.finish(:'job', 'fail') \g /dev/null
+SELECT is((test.insert('lives', 'available,failed', 'lives')).state::text, 'failed', 'a job that failed within its mask');
+SELECT is((awa.retry_job(:id, '{"delay_seconds": 60}')).state::text, 'scheduled', 'is scheduled again, outside of it');
+SELECT is(test.holder('lives'), NULL, 'and gives its key up');
+SELECT is((test.insert('lives', 'available,failed', 'lives')).duplicate, false, 'another job takes it');
+SELECT test.holder('lives') AS other \gset
+SELECT is(test.due('lives'), 'done 1', 'and the first one');
+SELECT is((SELECT j.reason FROM awa.job(:id) j), format('unique key held by job %s', :other), 'loses to it when it is due');
+SELECT (test.insert('moved', 'available', 'lives')).job_id AS id \gset
+SELECT awa.update_job(:id, jsonb_build_object('run_at', to_jsonb(now() + interval '1 hour'))) \g /dev/null
+SELECT is(test.holder('moved'), NULL, 'an update that takes a job out of its mask does the same');
+SELECT awa.declare_queue('lives dead', '{"dlq": true}') \g /dev/null
+SELECT (test.insert('dead lives', 'available,failed', 'lives dead')).job_id AS id \gset
+SELECT test.claim_one('lives dead') AS job \gset
+SELECT test.finish(:'job', 'fail') \g /dev/null
+SELECT is((test.insert('dead lives', 'available,failed', 'lives dead')).job_id, :id::bigint, 'a dead letter that holds its key');
+SELECT is((awa.retry_dlq(:id, '{"delay_seconds": 60}')).state::text, 'scheduled', 'is retried out of its mask');
+SELECT is((test.insert('dead lives', 'available,failed', 'lives dead')).duplicate, false, 'and gives its key up as well');
+
 -- Results that are kept.
 SELECT (test.insert('kept', NULL, 'kept', '{"keep_result": true}')).job_id AS kept \gset
 SELECT test.claim_one('kept') AS job \gset
