@@ -202,10 +202,7 @@ BEGIN
     IF jobs IS NULL OR jsonb_typeof(jobs) <> 'array' THEN
         PERFORM @extschema@._refuse('22023', 'field "jobs" must be a JSON array', 'Give an array of job objects.');
     END IF;
-    v_jobs := ARRAY(
-        SELECT @extschema@._parse_job(j.item, j.o, v_now)
-        FROM jsonb_array_elements(jobs) WITH ORDINALITY j (item, o)
-        ORDER BY j.o);
+    v_jobs := @extschema@._parse_jobs(jobs, v_now);
     IF jobs @? '$[*].opts.backpressure.reject' THEN
         PERFORM @extschema@._refuse_pressure(
             coalesce(j ->> 'queue', 'default'), coalesce((j ->> 'priority')::numeric::integer, 2),
@@ -226,45 +223,87 @@ COMMENT ON FUNCTION @extschema@.insert_jobs(jsonb, jsonb) IS
 'Enqueues an array of job objects whose keys are the parameter names of insert_job; one result each, in order, all or
 nothing. Errors as insert_job; the message names the item, counted from 1.';
 
-CREATE OR REPLACE FUNCTION @extschema@._parse_job(p_item jsonb, p_ordinal bigint, p_now timestamptz)
-RETURNS @extschema@._job
+-- One block for all of them: a subtransaction per job would be one too many from the 65th on.
+CREATE OR REPLACE FUNCTION @extschema@._parse_jobs(p_items jsonb, p_now timestamptz)
+RETURNS @extschema@._job[]
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$
 DECLARE
-    v_opts jsonb := coalesce(nullif(p_item -> 'opts', 'null'), '{}');
+    v_item jsonb;
+    v_ordinal bigint := 0;
     v_queue text;
-    v_priority integer;
-    v_max_attempts integer;
-    v_run_at timestamptz;
-    v_args jsonb := coalesce(p_item -> 'args', '{}');
-    v_ext jsonb;
+    v_shards integer;
+    v_jobs @extschema@._job[] := '{}';
     v_message text;
     v_hint text;
     v_state text;
+BEGIN
+    FOR v_item IN SELECT j FROM jsonb_array_elements(p_items) j LOOP
+        v_ordinal := v_ordinal + 1;
+        IF v_shards IS NULL OR v_queue IS DISTINCT FROM v_item ->> 'queue' THEN
+            v_queue := v_item ->> 'queue';
+            v_shards := (@extschema@._queue_options(coalesce(v_queue, 'default'))).enqueue_shards;
+        END IF;
+        v_jobs := v_jobs || @extschema@._parse_job(v_item, v_shards, p_now);
+    END LOOP;
+    RETURN v_jobs;
+EXCEPTION WHEN invalid_parameter_value OR check_violation OR SQLSTATE 'JQ007' THEN
+    GET STACKED DIAGNOSTICS v_message = MESSAGE_TEXT, v_hint = PG_EXCEPTION_HINT, v_state = RETURNED_SQLSTATE;
+    PERFORM @extschema@._refuse(v_state, format('jobs[%s]: %s', v_ordinal, v_message), v_hint);
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._parse_jobs(jsonb, timestamptz) IS
+    'Internal: the items of insert_jobs, checked (22023, 23514, JQ007, with the item named).';
+
+CREATE OR REPLACE FUNCTION @extschema@._parse_job(p_item jsonb, p_shards integer, p_now timestamptz)
+RETURNS @extschema@._job
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
 BEGIN
     PERFORM @extschema@._check_options('job', p_item, '{kind,args,queue,priority,max_attempts,run_at,opts}');
     IF jsonb_typeof(coalesce(p_item -> 'kind', '""')) <> 'string'
        OR jsonb_typeof(coalesce(p_item -> 'queue', '""')) <> 'string' THEN
         PERFORM @extschema@._refuse('22023', 'fields "kind" and "queue" must be strings', 'Correct them.');
     END IF;
-    v_queue := coalesce(p_item ->> 'queue', 'default');
-    v_priority := coalesce(@extschema@._option_integer(p_item, 'priority', -2147483648, 2147483647), 2);
-    v_max_attempts := coalesce(@extschema@._option_integer(p_item, 'max_attempts', -2147483648, 2147483647), 25);
-    v_run_at := @extschema@._parse_run_at(p_item -> 'run_at');
-    PERFORM @extschema@._check_job(p_item ->> 'kind', v_args, v_queue, v_priority, v_max_attempts, v_run_at);
-    v_ext := @extschema@._with_unique(@extschema@._job_ext(v_opts, v_max_attempts), v_opts,
-        p_item ->> 'kind', v_queue, v_args, p_now);
-    v_run_at := @extschema@._delayed(v_run_at, v_opts, p_now);
-    RETURN @extschema@._new_job(
-        p_item ->> 'kind', v_args, v_queue, v_priority, v_opts ->> 'ordering_key', v_run_at, v_ext);
-EXCEPTION WHEN invalid_parameter_value OR check_violation OR SQLSTATE 'JQ007' THEN
-    GET STACKED DIAGNOSTICS v_message = MESSAGE_TEXT, v_hint = PG_EXCEPTION_HINT, v_state = RETURNED_SQLSTATE;
-    PERFORM @extschema@._refuse(v_state, format('jobs[%s]: %s', p_ordinal, v_message), v_hint);
+    RETURN @extschema@._checked_job(
+        p_item ->> 'kind', coalesce(p_item -> 'args', '{}'), coalesce(p_item ->> 'queue', 'default'),
+        coalesce(@extschema@._option_integer(p_item, 'priority', -2147483648, 2147483647), 2),
+        coalesce(@extschema@._option_integer(p_item, 'max_attempts', -2147483648, 2147483647), 25),
+        @extschema@._parse_run_at(p_item -> 'run_at'), coalesce(nullif(p_item -> 'opts', 'null'), '{}'),
+        p_shards, p_now);
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._parse_job(jsonb, bigint, timestamptz) IS
-    'Internal: one item of insert_jobs, checked (22023, 23514, JQ007, with the item named).';
+COMMENT ON FUNCTION @extschema@._parse_job(jsonb, integer, timestamptz) IS
+    'Internal: one item of insert_jobs, checked (22023, 23514, JQ007).';
+
+CREATE OR REPLACE FUNCTION @extschema@._checked_job(
+    p_kind text, p_args jsonb, p_queue text, p_priority integer, p_max_attempts integer, p_run_at timestamptz,
+    p_opts jsonb, p_shards integer, p_now timestamptz)
+RETURNS @extschema@._job
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_ext jsonb;
+    v_run_at timestamptz := p_run_at;
+BEGIN
+    IF NOT coalesce(@extschema@._is_plain_job(p_kind, p_args, p_queue, p_priority, p_max_attempts, p_run_at), false) THEN
+        PERFORM @extschema@._check_job(p_kind, p_args, p_queue, p_priority, p_max_attempts, p_run_at);
+    END IF;
+    IF p_opts <> '{}' OR p_max_attempts <> 25 THEN
+        v_ext := @extschema@._with_unique(@extschema@._job_ext(p_opts, p_max_attempts), p_opts,
+            p_kind, p_queue, p_args, p_now);
+        v_run_at := @extschema@._delayed(p_run_at, p_opts, p_now);
+    END IF;
+    RETURN ROW(NULL, p_queue, p_priority, @extschema@._pick_shard(p_shards, p_opts ->> 'ordering_key'), v_run_at, 0, 0,
+        p_kind, p_args, v_ext)::@extschema@._job;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._checked_job(
+    text, jsonb, text, integer, integer, timestamptz, jsonb, integer, timestamptz) IS
+    'Internal: a job not yet stored, for a queue with so many shards (22023, 23514, JQ007).';
 
 -- Times in JSON carry their offset: a time without one would mean another instant in another session.
 CREATE OR REPLACE FUNCTION @extschema@._parse_run_at(p_value jsonb)

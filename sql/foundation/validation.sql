@@ -152,6 +152,9 @@ BEGIN
         PERFORM @extschema@._refuse('22023', format('field "%s" must be a JSON object', p_field),
             'Leave it out, or give {}.');
     END IF;
+    IF p_options - p_known = '{}' THEN
+        RETURN;
+    END IF;
     FOR v_key IN SELECT k FROM jsonb_object_keys(p_options) k WHERE k <> ALL (p_known) LOOP
         IF v_key = ANY (p_later) THEN
             PERFORM @extschema@._refuse('JQ007', format('option "%s" is not enabled in this version', v_key),
@@ -196,8 +199,12 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$
 DECLARE
-    v_number numeric := @extschema@._option_number(p_options, p_key, p_minimum, p_maximum);
+    v_number numeric;
 BEGIN
+    IF NOT p_options ? p_key THEN
+        RETURN NULL;
+    END IF;
+    v_number := @extschema@._option_number(p_options, p_key, p_minimum, p_maximum);
     IF v_number <> trunc(v_number) THEN
         PERFORM @extschema@._refuse('22023',
             format('option "%s" cannot be %s', p_key, left((p_options -> p_key)::text, 100)),
