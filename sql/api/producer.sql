@@ -10,46 +10,24 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $function$
 DECLARE
-    v_kind text COLLATE "default" := kind;
-    v_queue text COLLATE "default" := queue;
-    v_now timestamptz := clock_timestamp();
-    v_ext jsonb;
-    v_run_at timestamptz := run_at;
-    v_pressure text;
     v_job_id bigint;
 BEGIN
-    IF NOT coalesce(@extschema@._is_plain_job(v_kind, args, v_queue, priority, max_attempts, run_at), false) THEN
-        PERFORM @extschema@._check_job(v_kind, args, v_queue, priority, max_attempts, run_at);
-    END IF;
-    IF opts IS DISTINCT FROM '{}' OR max_attempts <> 25 THEN
-        -- A signal alone needs no further look. One expression: in autocommit each one is prepared anew.
-        v_pressure := CASE WHEN opts = '{"backpressure": "signal"}' AND max_attempts = 25 THEN coalesce(
-            @extschema@._fresh_pressure(v_queue, priority), @extschema@._measure_pressure(v_queue, priority)) END;
-        IF v_pressure IS NULL THEN
-            v_ext := @extschema@._job_ext(opts, max_attempts);
-            v_run_at := @extschema@._delayed(run_at, opts, v_now);
-            v_pressure := @extschema@._apply_backpressure(opts -> 'backpressure', v_queue, priority);
-            IF coalesce(opts -> 'unique', 'null') <> 'null' THEN
-                RETURN (
-                    SELECT ROW(i.job_id, i.state, i.duplicate, v_pressure)::@extschema@.insert_result
-                    FROM @extschema@._insert_unique(ARRAY[@extschema@._new_job(
-                        v_kind, args, v_queue, priority, opts ->> 'ordering_key', v_run_at,
-                        @extschema@._with_unique(v_ext, opts, v_kind, v_queue, args, v_now))], v_now) i);
-            END IF;
-        END IF;
-    END IF;
-    IF coalesce(v_run_at, v_now) <= v_now THEN
-        v_job_id := @extschema@._append_ready_one(
-            v_queue, priority, opts ->> 'ordering_key', v_kind, args, v_now, v_ext);
+    -- In autocommit each expression and statement is prepared anew, so the usual job has few of them. A lane that
+    -- exists has a good queue and priority.
+    IF max_attempts = 25 AND run_at IS NULL AND opts IN ('{}', '{"backpressure": "signal"}')
+       AND @extschema@._is_plain_body(kind COLLATE "default", args) THEN
+        v_job_id := @extschema@._append_ready_one(queue COLLATE "default", priority, kind COLLATE "default", args);
         IF v_job_id IS NOT NULL THEN
-            RETURN ROW(v_job_id, 'available', false, v_pressure)::@extschema@.insert_result;
+            IF opts = '{}' THEN
+                RETURN ROW(v_job_id, 'available', false, NULL)::@extschema@.insert_result;
+            END IF;
+            RETURN ROW(v_job_id, 'available', false, coalesce(
+                @extschema@._fresh_pressure(queue COLLATE "default", priority),
+                @extschema@._measure_pressure(queue COLLATE "default", priority)))::@extschema@.insert_result;
         END IF;
     END IF;
-    SELECT d.job_id INTO v_job_id
-    FROM @extschema@._defer(ARRAY[@extschema@._born_at(
-        @extschema@._new_job(v_kind, args, v_queue, priority, opts ->> 'ordering_key', v_run_at, v_ext),
-        v_now)], 'scheduled') d;
-    RETURN ROW(v_job_id, 'scheduled', false, v_pressure)::@extschema@.insert_result;
+    RETURN @extschema@._insert_any(kind COLLATE "default", args, queue COLLATE "default", priority, max_attempts,
+        run_at, opts);
 END
 $function$;
 COMMENT ON FUNCTION @extschema@.insert_job(text, jsonb, text, integer, integer, timestamptz, jsonb) IS
@@ -62,6 +40,48 @@ unique ({by, key, period_seconds, states, on_conflict: return, raise or replace}
 {"reject": n}). Returns the id and state, whether it is a duplicate, and with signal how many jobs wait. Errors: 22023
 bad value or unknown option, 23514 limit, 23505 on_conflict raise, 25001 replace or backpressure outside READ COMMITTED,
 40001 a snapshot that cannot see who holds the key, JQ003 n or more jobs wait, JQ007 option of a later version.';
+
+CREATE OR REPLACE FUNCTION @extschema@._insert_any(
+    p_kind text, p_args jsonb, p_queue text, p_priority integer, p_max_attempts integer, p_run_at timestamptz,
+    p_opts jsonb)
+RETURNS @extschema@.insert_result
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_now timestamptz := clock_timestamp();
+    v_ext jsonb;
+    v_run_at timestamptz;
+    v_pressure text;
+    v_job_id bigint;
+BEGIN
+    PERFORM @extschema@._check_job(p_kind, p_args, p_queue, p_priority, p_max_attempts, p_run_at);
+    v_ext := @extschema@._job_ext(p_opts, p_max_attempts);
+    v_run_at := @extschema@._delayed(p_run_at, p_opts, v_now);
+    v_pressure := @extschema@._apply_backpressure(p_opts -> 'backpressure', p_queue, p_priority);
+    IF coalesce(p_opts -> 'unique', 'null') <> 'null' THEN
+        RETURN (
+            SELECT ROW(i.job_id, i.state, i.duplicate, v_pressure)::@extschema@.insert_result
+            FROM @extschema@._insert_unique(ARRAY[@extschema@._new_job(
+                p_kind, p_args, p_queue, p_priority, p_opts ->> 'ordering_key', v_run_at,
+                @extschema@._with_unique(v_ext, p_opts, p_kind, p_queue, p_args, v_now))], v_now) i);
+    END IF;
+    IF coalesce(v_run_at, v_now) <= v_now THEN
+        v_job_id := (SELECT r.id FROM @extschema@._append_ready_many(
+            p_queue, p_priority, p_opts ->> 'ordering_key', p_kind, ARRAY[p_args], v_now, v_ext) r (id));
+        IF v_job_id IS NOT NULL THEN
+            RETURN ROW(v_job_id, 'available', false, v_pressure)::@extschema@.insert_result;
+        END IF;
+    END IF;
+    SELECT d.job_id INTO v_job_id
+    FROM @extschema@._defer(ARRAY[@extschema@._born_at(
+        @extschema@._new_job(p_kind, p_args, p_queue, p_priority, p_opts ->> 'ordering_key', v_run_at, v_ext),
+        v_now)], 'scheduled') d;
+    RETURN ROW(v_job_id, 'scheduled', false, v_pressure)::@extschema@.insert_result;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._insert_any(text, jsonb, text, integer, integer, timestamptz, jsonb) IS
+    'Internal: insert_job for jobs that are not the usual ones, with all its checks.';
 
 CREATE OR REPLACE FUNCTION @extschema@._delayed(p_run_at timestamptz, p_opts jsonb, p_now timestamptz)
 RETURNS timestamptz

@@ -93,15 +93,27 @@ COMMENT ON FUNCTION @extschema@._check_payload(text, jsonb, bigint) IS
 
 -- One expression, inlined into its caller, decides the usual case; only what it cannot pass is looked at field by field.
 -- A regular expression with a bound such as {1,200} would take fifty times as long.
+CREATE OR REPLACE FUNCTION @extschema@._is_plain_name(p_name text)
+RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN length(p_name) <= 200 AND p_name ~ '^[^[:cntrl:]]+$';
+COMMENT ON FUNCTION @extschema@._is_plain_name(text) IS
+    'Internal: true for a queue or kind of 1 to 200 printable characters.';
+
+CREATE OR REPLACE FUNCTION @extschema@._is_plain_body(p_kind text, p_args jsonb)
+RETURNS boolean
+LANGUAGE sql STABLE PARALLEL SAFE
+RETURN @extschema@._is_plain_name(p_kind) AND @extschema@._are_small_args(p_args);
+COMMENT ON FUNCTION @extschema@._is_plain_body(text, jsonb) IS
+    'Internal: true for a kind and args that break no limit; otherwise look closer.';
+
 CREATE OR REPLACE FUNCTION @extschema@._is_plain_job(
     p_kind text, p_args jsonb, p_queue text, p_priority integer, p_max_attempts integer, p_run_at timestamptz)
 RETURNS boolean
 LANGUAGE sql STABLE PARALLEL SAFE
-RETURN length(p_kind) <= 200 AND p_kind ~ '^[^[:cntrl:]]+$' AND length(p_queue) <= 200 AND p_queue ~ '^[^[:cntrl:]]+$'
-    AND p_priority BETWEEN 1 AND 4
-    AND p_max_attempts BETWEEN 1 AND 1000
-    AND coalesce(isfinite(p_run_at) AND p_run_at < '9999-12-31 00:00:00+00', true)
-    AND @extschema@._are_small_args(p_args);
+RETURN @extschema@._is_plain_body(p_kind, p_args) AND @extschema@._is_plain_name(p_queue)
+    AND p_priority BETWEEN 1 AND 4 AND p_max_attempts BETWEEN 1 AND 1000
+    AND coalesce(isfinite(p_run_at) AND p_run_at < '9999-12-31 00:00:00+00', true);
 COMMENT ON FUNCTION @extschema@._is_plain_job(text, jsonb, text, integer, integer, timestamptz) IS
     'Internal: true for a job that breaks no limit; otherwise look closer.';
 
