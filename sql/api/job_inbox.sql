@@ -57,7 +57,8 @@ CREATE OR REPLACE FUNCTION @extschema@._inbox_setting(p_name text)
 RETURNS text
 LANGUAGE sql STABLE PARALLEL SAFE
 RETURN nullif(current_setting('awa.inbox' || p_name, true), '');
-COMMENT ON FUNCTION @extschema@._inbox_setting(text) IS 'Internal: what a load keeps under a name; NULL when it is empty.';
+COMMENT ON FUNCTION @extschema@._inbox_setting(text) IS
+    'Internal: what a load keeps under a name; NULL when it is empty.';
 
 CREATE OR REPLACE FUNCTION @extschema@._empty_inbox(p_is_last boolean)
 RETURNS void
@@ -66,7 +67,7 @@ SET search_path = pg_catalog, pg_temp
 AS $function$
 DECLARE
     c_most_chunks constant integer := 64;
-    v_rows jsonb := '[' || @extschema@._inbox_setting('') || ']';
+    v_rows jsonb := ('[' || @extschema@._inbox_setting('') || ']')::jsonb;
     v_before bigint := coalesce(@extschema@._inbox_setting('_rows')::bigint, 0);
     v_plain jsonb;
     v_held text;
@@ -149,7 +150,8 @@ BEGIN
     PERFORM FROM @extschema@._insert_parsed(v_jobs, v_now);
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._insert_rows(jsonb[]) IS 'Internal: checks rows of a load and inserts them (as insert_jobs).';
+COMMENT ON FUNCTION @extschema@._insert_rows(jsonb[]) IS
+    'Internal: checks rows of a load and inserts them (errors as insert_jobs).';
 
 CREATE OR REPLACE FUNCTION @extschema@._parse_rows(p_chunks jsonb[], p_now timestamptz)
 RETURNS @extschema@._job[]
@@ -160,7 +162,7 @@ DECLARE
     v_row jsonb;
     v_queue text;
     v_shards integer;
-    v_jobs @extschema@._job[] := '{}';
+    v_jobs @extschema@._job[] := '{}'::@extschema@._job[];
     v_message text;
     v_hint text;
     v_state text;

@@ -11,19 +11,19 @@ SET search_path = pg_catalog, pg_temp
 AS $function$
 DECLARE
     v_job_id bigint;
+    v_pressure text;
 BEGIN
     -- In autocommit each expression and statement is prepared anew, so the usual job has few of them. A lane that
     -- exists has a good queue and priority.
     IF max_attempts = 25 AND run_at IS NULL AND opts IN ('{}', '{"backpressure": "signal"}')
        AND @extschema@._is_plain_body(kind COLLATE "default", args) THEN
+        IF opts <> '{}' THEN
+            v_pressure := coalesce(@extschema@._fresh_pressure(queue COLLATE "default", priority),
+                                   @extschema@._measure_pressure(queue COLLATE "default", priority));
+        END IF;
         v_job_id := @extschema@._append_ready_one(queue COLLATE "default", priority, kind COLLATE "default", args);
         IF v_job_id IS NOT NULL THEN
-            IF opts = '{}' THEN
-                RETURN ROW(v_job_id, 'available', false, NULL)::@extschema@.insert_result;
-            END IF;
-            RETURN ROW(v_job_id, 'available', false, coalesce(
-                @extschema@._fresh_pressure(queue COLLATE "default", priority),
-                @extschema@._measure_pressure(queue COLLATE "default", priority)))::@extschema@.insert_result;
+            RETURN ROW(v_job_id, 'available', false, v_pressure)::@extschema@.insert_result;
         END IF;
     END IF;
     RETURN @extschema@._insert_any(kind COLLATE "default", args, queue COLLATE "default", priority, max_attempts,
@@ -254,7 +254,7 @@ DECLARE
     v_ordinal bigint := 0;
     v_queue text;
     v_shards integer;
-    v_jobs @extschema@._job[] := '{}';
+    v_jobs @extschema@._job[] := '{}'::@extschema@._job[];
     v_message text;
     v_hint text;
     v_state text;
@@ -309,7 +309,7 @@ DECLARE
     v_ext jsonb;
     v_run_at timestamptz := p_run_at;
 BEGIN
-    IF NOT coalesce(@extschema@._is_plain_job(p_kind, p_args, p_queue, p_priority, p_max_attempts, p_run_at), false) THEN
+    IF @extschema@._is_plain_job(p_kind, p_args, p_queue, p_priority, p_max_attempts, p_run_at) IS NOT true THEN
         PERFORM @extschema@._check_job(p_kind, p_args, p_queue, p_priority, p_max_attempts, p_run_at);
     END IF;
     IF p_opts <> '{}' OR p_max_attempts <> 25 THEN

@@ -63,7 +63,8 @@ COMMENT ON FUNCTION @extschema@.heartbeat(uuid, jsonb) IS
 'Says that a worker lives and what it still holds: holds is an array of {claim_slot, batch_id, positions}, NULL means
 all it claimed. A receipt stays in holds until its finish was answered. Call it about every second: the row is written
 once per heartbeat_seconds. Returns held attempts that are closed in the database (cancelled, rescued, ...), paused
-queues, overrides, drain, and queues that somebody drains: claim nothing from them while they are listed. Errors: 22023, 25001.';
+queues, overrides, drain, and queues that somebody drains: claim nothing from them while they are listed. Errors: 22023,
+25001.';
 
 CREATE OR REPLACE FUNCTION @extschema@._held_positions(p_holds jsonb)
 RETURNS int8multirange

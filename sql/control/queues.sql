@@ -95,7 +95,8 @@ DECLARE
     c_pause constant interval := interval '10 seconds';
 BEGIN
     IF p_is_over THEN
-        UPDATE @extschema@.queue_meta m SET drained_until = NULL WHERE m.queue = p_queue AND m.drained_until IS NOT NULL;
+        UPDATE @extschema@.queue_meta m SET drained_until = NULL
+        WHERE m.queue = p_queue AND m.drained_until IS NOT NULL;
     ELSE
         INSERT INTO @extschema@.queue_meta AS m (queue, drained_until) VALUES (p_queue, p_now + c_pause)
         ON CONFLICT (queue) DO UPDATE SET drained_until = excluded.drained_until;

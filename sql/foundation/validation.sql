@@ -91,8 +91,8 @@ $function$;
 COMMENT ON FUNCTION @extschema@._check_payload(text, jsonb, bigint) IS
     'Internal: a JSON value within its size (NULL: args_max_bytes) and 256 levels (22023, 23514).';
 
--- One expression, inlined into its caller, decides the usual case; only what it cannot pass is looked at field by field.
--- A regular expression with a bound such as {1,200} would take fifty times as long.
+-- One expression, inlined into its caller, decides the usual case; only what it cannot pass is looked at field by
+-- field. A regular expression with a bound such as {1,200} would take fifty times as long.
 CREATE OR REPLACE FUNCTION @extschema@._is_plain_name(p_name text)
 RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE

@@ -171,7 +171,7 @@ def _public(cls: type) -> dict[str, list[tuple[str, Any, Any]]]:
 
 def test_both_clients_have_the_same_methods() -> None:
     assert _public(awa.Client) == _public(awa.AsyncClient)
-    assert CALLS.keys() | {"wait", "close"} == _public(awa.Client).keys()
+    assert CALLS.keys() | {"wait", "close", "load_jobs"} == _public(awa.Client).keys()
     for name, method in vars(awa.Client).items():
         if name in CALLS:
             assert method.__doc__ == vars(awa.AsyncClient)[name].__doc__

@@ -16,6 +16,7 @@ import pytest
 from psycopg import IsolationLevel
 from psycopg.types.json import Jsonb
 
+import awa
 from conftest import Database
 from engine import (
     WAIT_SECONDS,
@@ -223,7 +224,9 @@ def test_batches_that_share_keys_do_not_deadlock(
 
 
 # Broken by inserting the rows of a load as they come.
-def test_loads_that_share_keys_do_not_deadlock(database: Database, conn: psycopg.Connection) -> None:
+def test_loads_that_share_keys_do_not_deadlock(
+    database: Database, conn: psycopg.Connection
+) -> None:
     sessions, rounds, size, keys = 4, 3, 700, 500  # some portions each
 
     def session(seed: int) -> None:

@@ -62,7 +62,7 @@ def _text(value: Json, index: int, field: str) -> str | None:
             f"jobs[{index}].{field} must be a string without NUL, not {value!r:.100}",
             hint="Give a name of 1 to 200 characters.",
         )
-    return cast("str | None", value)
+    return value
 
 
 def _integer(value: Json, index: int, field: str) -> int | None:

@@ -139,8 +139,9 @@ class AsyncClient:
                 connection.cursor() as cursor,
                 cursor.copy(_loads.statement(self.schema)) as copy,
             ):
-                for count, row in enumerate(_loads.rows(jobs), 1):
+                for row in _loads.rows(jobs):
                     await copy.write_row(row)
+                    count += 1
         return count
 
     async def insert_many(

@@ -135,8 +135,9 @@ class Client:
             connection.cursor() as cursor,
             cursor.copy(_loads.statement(self.schema)) as copy,
         ):
-            for count, row in enumerate(_loads.rows(jobs), 1):
+            for row in _loads.rows(jobs):
                 copy.write_row(row)
+                count += 1
         return count
 
     def insert_many(
@@ -523,7 +524,7 @@ def row_factory(call: Call[Any]) -> Any:
 
 def _configure(connection: Connection[Any]) -> None:
     # Each call is one statement, which needs no BEGIN and COMMIT where it runs in READ COMMITTED
-    # anyway. Elsewhere each BEGIN says so: a session setting may not outlive a pooler's transaction.
+    # anyway. Elsewhere each BEGIN says so: behind a pooler a session setting would not do.
     connection.autocommit = True
     if connection.execute(SHOW_ISOLATION).fetchone() != READ_COMMITTED:
         connection.autocommit = False

@@ -26,35 +26,33 @@ SELECT is_empty($$ SELECT FROM awa.jobs j WHERE j.kind NOT IN ('a', 'b', 'c', 'd
 
 INSERT INTO awa.job_inbox (kind, queue) VALUES ('i1', 'insert'), ('i2', 'insert');
 INSERT INTO awa.job_inbox (kind, queue) SELECT 'i' || n, 'insert' FROM generate_series(3, 2000) n;
-SELECT is((SELECT array_agg(c.kind) FROM test.claim('insert', 2000) c), ARRAY(SELECT 'i' || n FROM generate_series(1, 2000) n),
+SELECT is((SELECT array_agg(j.kind ORDER BY j.job_id) FROM awa.jobs j WHERE j.queue = 'insert'), ARRAY(SELECT 'i' || n FROM generate_series(1, 2000) n),
     'many portions keep the order as well');
 
 -- Errors
-SELECT test.refuses('INSERT INTO awa.job_inbox (kind, queue, priority, max_attempts, run_at, args, opts) SELECT ''k'', ''no'', NULL, NULL, NULL::timestamptz,'
-                    ' NULL::jsonb, NULL::jsonb FROM generate_series(1, ' || v.before || ') UNION ALL VALUES ' || v.item, v.state,
-                    format('row %s: ', v.before + 1) || v.pattern, 'refused row: ' || left(v.item, 60))
+CREATE FUNCTION test.load(p_before integer, p_row jsonb) RETURNS void LANGUAGE sql AS $$
+    INSERT INTO awa.job_inbox
+    SELECT r.* FROM generate_series(0, p_before) n,
+        jsonb_populate_record(NULL::awa.job_inbox, CASE n WHEN p_before THEN p_row ELSE '{"kind": "k"}' END || '{"queue": "no"}') r
+$$;
+SELECT test.refuses(format('SELECT test.load(%s, %L)', b, v.item), v.state, format('row %s: ', b + 1) || v.pattern, format('row %s: %s', b + 1, left(v.item::text, 60)))
 FROM (VALUES
-    (0, '(NULL, ''no'', NULL, NULL, NULL, NULL, NULL)', '22023', 'field "kind" must not be empty'),
-    (1, '('''', ''no'', NULL, NULL, NULL, NULL, NULL)', '22023', 'field "kind" must not be empty'),
-    (1, '(''k'', repeat(''x'', 201), NULL, NULL, NULL, NULL, NULL)', '23514', 'field "queue" has 201 characters'),
-    (1, '(E''a\nb'', ''no'', NULL, NULL, NULL, NULL, NULL)', '22023', 'field "kind" contains a control character'),
-    (1, '(''k'', ''no'', 5, NULL, NULL, NULL, NULL)', '23514', 'field "priority" is 5'),
-    (1, '(''k'', ''no'', NULL, 0, NULL, NULL, NULL)', '23514', 'field "max_attempts" is 0'),
-    (1, '(''k'', ''no'', NULL, NULL, ''infinity'', NULL, NULL)', '22023', 'field "run_at" is infinity'),
-    (1, '(''k'', ''no'', NULL, NULL, ''10000-01-01Z'', NULL, NULL)', '23514', 'field "run_at" is 10000-01-01%'),
-    (1, '(''k'', ''no'', NULL, NULL, NULL, to_jsonb(repeat(''x'', 1048576)), NULL)', '23514', 'field "args" has 1048578 bytes'),
-    (1, '(''k'', ''no'', NULL, NULL, NULL, NULL, ''{"x": 1}'')', '22023', 'field "opts" has the unknown option x'),
-    (1, '(''k'', ''no'', NULL, NULL, NULL, NULL, ''5'')', '22023', 'field "opts" must be a JSON object'),
-    (1, '(''k'', ''no'', NULL, NULL, NULL, NULL, ''{"after": [1]}'')', 'JQ007', 'option "after"%'),
-    (1, '(''k'', ''no'', NULL, NULL, ''2999-01-01Z'', NULL, ''{"delay_seconds": 1}'')', '22023', 'field "run_at" and option "delay_seconds"%'),
-    (1, '(''k'', ''no'', NULL, NULL, NULL, NULL, ''{"unique": {"by": 1}}'')', '22023', 'option "by" of "unique"%'),
-    (1, '(''k'', ''no'', NULL, NULL, NULL, NULL, ''{"backpressure": "signal"}'')', '22023', 'option "backpressure" of job_inbox%'),
-    (1000, '(''k'', ''no'', 5, NULL, NULL, NULL, NULL)', '23514', 'field "priority" is 5'),
-    (1000, '(''k'', ''no'', NULL, NULL, NULL, NULL, ''{"unique": {"by": 1}}'')', '22023', 'option "by" of "unique"%')
-) v (before, item, state, pattern);
+    ('{}'::jsonb, '22023', 'field "kind" must not be empty'), ('{"kind": ""}', '22023', 'field "kind" must not be empty'),
+    (jsonb_build_object('kind', repeat('x', 201)), '23514', 'field "kind" has 201 characters'),
+    ('{"kind": "a\nb"}', '22023', 'field "kind" contains a control character'), ('{"kind": "k", "priority": 5}', '23514', 'field "priority" is 5'),
+    ('{"kind": "k", "max_attempts": 0}', '23514', 'field "max_attempts" is 0'), ('{"kind": "k", "run_at": "infinity"}', '22023', 'field "run_at" is infinity'),
+    ('{"kind": "k", "run_at": "10000-01-01Z"}', '23514', 'field "run_at" is 10000-01-01%'),
+    (jsonb_build_object('kind', 'k', 'args', repeat('x', 1048576)), '23514', 'field "args" has 1048578 bytes'),
+    ('{"kind": "k", "opts": {"x": 1}}', '22023', 'field "opts" has the unknown option x'), ('{"kind": "k", "opts": 5}', '22023', 'field "opts" must be a JSON object'),
+    ('{"kind": "k", "opts": {"after": [1]}}', 'JQ007', 'option "after"%'),
+    ('{"kind": "k", "run_at": "2999-01-01Z", "opts": {"delay_seconds": 1}}', '22023', 'field "run_at" and option "delay_seconds"%'),
+    ('{"kind": "k", "opts": {"unique": {"by": 1}}}', '22023', 'option "by" of "unique"%'),
+    ('{"kind": "k", "opts": {"backpressure": "signal"}}', '22023', 'option "backpressure" of job_inbox%')
+) v (item, state, pattern), unnest('{0,1,1000}'::integer[]) b;
 SELECT is((awa.queue_counts('no'))::text, '(no,0,0,0,0,0,0,0,0,0)', 'one bad row fails the whole load with nothing enqueued');
 
 -- Nothing is left over: in the session, in a transaction, behind a savepoint, and with rows that wait for the end.
+\set ON_ERROR_STOP off
 BEGIN;
 INSERT INTO awa.job_inbox (kind, queue) VALUES ('kept', 'rest');
 SAVEPOINT s;
@@ -77,6 +75,7 @@ COPY awa.job_inbox (kind, queue, priority) FROM STDIN;
 lost	rest	\N
 lost	rest	9
 \.
+\set ON_ERROR_STOP on
 INSERT INTO awa.job_inbox (kind, queue) VALUES ('kept', 'rest');
 SELECT results_eq($$ SELECT s.kind, count(*) FROM test.stored s WHERE s.queue = 'rest' OR s.kind IN ('kept', 'lost') GROUP BY s.kind $$,
     $$ VALUES ('kept', 3::bigint) $$, 'statements that failed leave nothing to those that follow');
@@ -105,7 +104,7 @@ INSERT INTO awa.job_inbox (kind, queue, args, opts)
 VALUES ('r', 'unique', '{"id": 1, "n": 1}', '{"unique": {"by": ["args.id"]}}'), ('r', 'unique', '{"id": 1, "n": 2}', '{"unique": {"by": ["args.id"], "on_conflict": "replace"}}'),
        ('plain', 'unique', '1', NULL), ('r', 'unique', '{"id": 2, "n": 1}', '{"unique": {"by": ["args.id"]}}');
 INSERT INTO awa.job_inbox (kind, queue, args, opts) VALUES ('r', 'unique', '{"id": 2, "n": 9}', '{"unique": {"by": ["args.id"]}}');
-SELECT results_eq($$ SELECT s.args FROM test.stored s WHERE s.kind = 'r' ORDER BY 1 $$, $$ VALUES ('{"n": 2, "id": 1}'::jsonb), ('{"n": 1, "id": 2}') $$,
+SELECT results_eq($$ SELECT s.args FROM test.stored s WHERE s.kind = 'r' ORDER BY s.args -> 'id' $$, $$ VALUES ('{"n": 2, "id": 1}'::jsonb), ('{"n": 1, "id": 2}') $$,
     'each row''s own on_conflict decides');
 SELECT test.refuses($$ INSERT INTO awa.job_inbox (kind, queue, args, opts) VALUES ('lost', 'unique', '1', NULL),
                        ('r', 'unique', '{"id": 2}', '{"unique": {"by": ["args.id"], "on_conflict": "raise"}}') $$, '23505', 'job % holds the unique key', 'raise');
@@ -113,7 +112,7 @@ SELECT is_empty($$ SELECT FROM test.stored s WHERE s.kind = 'lost' $$, 'fails th
 
 -- Backpressure
 SELECT test.refuses($$ INSERT INTO awa.job_inbox (kind, queue, opts) SELECT 'k', 'unique', '{"backpressure": {"reject": 700}}' FROM generate_series(1, 500) $$,
-    'JQ003', 'option "backpressure": 702 jobs wait%', 'a load can be turned away');
+    'JQ003', 'option "backpressure": % jobs wait%', 'a load can be turned away');
 INSERT INTO awa.job_inbox (kind, queue, opts) SELECT 'k', 'paced', '{"backpressure": {"reject": 10}}' FROM generate_series(1, 1000);
 SELECT is((awa.queue_counts('paced')).available, 1000::bigint, 'its own jobs do not count');
 
