@@ -66,6 +66,7 @@
 
 -- api: the only functions and views that applications use
 \ir api/producer.sql
+\ir api/job_inbox.sql
 \ir api/unique_jobs.sql
 \ir api/keys.sql
 \ir api/worker.sql

@@ -85,8 +85,9 @@ $function$;
 COMMENT ON FUNCTION @extschema@.drain_queue(text, jsonb) IS
 'Cancels jobs of a queue that wait (available, scheduled, retryable), at most opts.limit (default 1000, no more than ten
 thousand) a call; running ones go on. Returns how many; call it in transactions of its own until it returns 0. What
-producers have not committed yet stays. opts: limit, reason (default drained). Errors: 40001 others work on all that is
-left: try again; 22023, 23514, 25001.';
+producers have not committed yet stays. Until then, or ten seconds after the last call, workers claim nothing from the
+queue once they hear of it by a heartbeat. opts: limit, reason (default drained). Errors: 40001 others work on all that
+is left: try again; 22023, 23514, 25001.';
 
 CREATE OR REPLACE FUNCTION @extschema@._check_job_id(p_job_id bigint)
 RETURNS void

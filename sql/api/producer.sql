@@ -10,46 +10,24 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $function$
 DECLARE
-    v_kind text COLLATE "default" := kind;
-    v_queue text COLLATE "default" := queue;
-    v_now timestamptz := clock_timestamp();
-    v_ext jsonb;
-    v_run_at timestamptz := run_at;
-    v_pressure text;
     v_job_id bigint;
+    v_pressure text;
 BEGIN
-    IF NOT coalesce(@extschema@._is_plain_job(v_kind, args, v_queue, priority, max_attempts, run_at), false) THEN
-        PERFORM @extschema@._check_job(v_kind, args, v_queue, priority, max_attempts, run_at);
-    END IF;
-    IF opts IS DISTINCT FROM '{}' OR max_attempts <> 25 THEN
-        -- A signal alone needs no further look. One expression: in autocommit each one is prepared anew.
-        v_pressure := CASE WHEN opts = '{"backpressure": "signal"}' AND max_attempts = 25 THEN coalesce(
-            @extschema@._fresh_pressure(v_queue, priority), @extschema@._measure_pressure(v_queue, priority)) END;
-        IF v_pressure IS NULL THEN
-            v_ext := @extschema@._job_ext(opts, max_attempts);
-            v_run_at := @extschema@._delayed(run_at, opts, v_now);
-            v_pressure := @extschema@._apply_backpressure(opts -> 'backpressure', v_queue, priority);
-            IF coalesce(opts -> 'unique', 'null') <> 'null' THEN
-                RETURN (
-                    SELECT ROW(i.job_id, i.state, i.duplicate, v_pressure)::@extschema@.insert_result
-                    FROM @extschema@._insert_unique(ARRAY[@extschema@._new_job(
-                        v_kind, args, v_queue, priority, opts ->> 'ordering_key', v_run_at,
-                        @extschema@._with_unique(v_ext, opts, v_kind, v_queue, args, v_now))], v_now) i);
-            END IF;
+    -- In autocommit each expression and statement is prepared anew, so the usual job has few of them. A lane that
+    -- exists has a good queue and priority.
+    IF max_attempts = 25 AND run_at IS NULL AND opts IN ('{}', '{"backpressure": "signal"}')
+       AND @extschema@._is_plain_body(kind COLLATE "default", args) THEN
+        IF opts <> '{}' THEN
+            v_pressure := coalesce(@extschema@._fresh_pressure(queue COLLATE "default", priority),
+                                   @extschema@._measure_pressure(queue COLLATE "default", priority));
         END IF;
-    END IF;
-    IF coalesce(v_run_at, v_now) <= v_now THEN
-        v_job_id := @extschema@._append_ready_one(
-            v_queue, priority, opts ->> 'ordering_key', v_kind, args, v_now, v_ext);
+        v_job_id := @extschema@._append_ready_one(queue COLLATE "default", priority, kind COLLATE "default", args);
         IF v_job_id IS NOT NULL THEN
             RETURN ROW(v_job_id, 'available', false, v_pressure)::@extschema@.insert_result;
         END IF;
     END IF;
-    SELECT d.job_id INTO v_job_id
-    FROM @extschema@._defer(ARRAY[@extschema@._born_at(
-        @extschema@._new_job(v_kind, args, v_queue, priority, opts ->> 'ordering_key', v_run_at, v_ext),
-        v_now)], 'scheduled') d;
-    RETURN ROW(v_job_id, 'scheduled', false, v_pressure)::@extschema@.insert_result;
+    RETURN @extschema@._insert_any(kind COLLATE "default", args, queue COLLATE "default", priority, max_attempts,
+        run_at, opts);
 END
 $function$;
 COMMENT ON FUNCTION @extschema@.insert_job(text, jsonb, text, integer, integer, timestamptz, jsonb) IS
@@ -62,6 +40,48 @@ unique ({by, key, period_seconds, states, on_conflict: return, raise or replace}
 {"reject": n}). Returns the id and state, whether it is a duplicate, and with signal how many jobs wait. Errors: 22023
 bad value or unknown option, 23514 limit, 23505 on_conflict raise, 25001 replace or backpressure outside READ COMMITTED,
 40001 a snapshot that cannot see who holds the key, JQ003 n or more jobs wait, JQ007 option of a later version.';
+
+CREATE OR REPLACE FUNCTION @extschema@._insert_any(
+    p_kind text, p_args jsonb, p_queue text, p_priority integer, p_max_attempts integer, p_run_at timestamptz,
+    p_opts jsonb)
+RETURNS @extschema@.insert_result
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_now timestamptz := clock_timestamp();
+    v_ext jsonb;
+    v_run_at timestamptz;
+    v_pressure text;
+    v_job_id bigint;
+BEGIN
+    PERFORM @extschema@._check_job(p_kind, p_args, p_queue, p_priority, p_max_attempts, p_run_at);
+    v_ext := @extschema@._job_ext(p_opts, p_max_attempts);
+    v_run_at := @extschema@._delayed(p_run_at, p_opts, v_now);
+    v_pressure := @extschema@._apply_backpressure(p_opts -> 'backpressure', p_queue, p_priority);
+    IF coalesce(p_opts -> 'unique', 'null') <> 'null' THEN
+        RETURN (
+            SELECT ROW(i.job_id, i.state, i.duplicate, v_pressure)::@extschema@.insert_result
+            FROM @extschema@._insert_unique(ARRAY[@extschema@._new_job(
+                p_kind, p_args, p_queue, p_priority, p_opts ->> 'ordering_key', v_run_at,
+                @extschema@._with_unique(v_ext, p_opts, p_kind, p_queue, p_args, v_now))], v_now) i);
+    END IF;
+    IF coalesce(v_run_at, v_now) <= v_now THEN
+        v_job_id := (SELECT r.id FROM @extschema@._append_ready_many(
+            p_queue, p_priority, p_opts ->> 'ordering_key', p_kind, ARRAY[p_args], v_now, v_ext) r (id));
+        IF v_job_id IS NOT NULL THEN
+            RETURN ROW(v_job_id, 'available', false, v_pressure)::@extschema@.insert_result;
+        END IF;
+    END IF;
+    SELECT d.job_id INTO v_job_id
+    FROM @extschema@._defer(ARRAY[@extschema@._born_at(
+        @extschema@._new_job(p_kind, p_args, p_queue, p_priority, p_opts ->> 'ordering_key', v_run_at, v_ext),
+        v_now)], 'scheduled') d;
+    RETURN ROW(v_job_id, 'scheduled', false, v_pressure)::@extschema@.insert_result;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._insert_any(text, jsonb, text, integer, integer, timestamptz, jsonb) IS
+    'Internal: insert_job for jobs that are not the usual ones, with all its checks.';
 
 CREATE OR REPLACE FUNCTION @extschema@._delayed(p_run_at timestamptz, p_opts jsonb, p_now timestamptz)
 RETURNS timestamptz
@@ -202,10 +222,7 @@ BEGIN
     IF jobs IS NULL OR jsonb_typeof(jobs) <> 'array' THEN
         PERFORM @extschema@._refuse('22023', 'field "jobs" must be a JSON array', 'Give an array of job objects.');
     END IF;
-    v_jobs := ARRAY(
-        SELECT @extschema@._parse_job(j.item, j.o, v_now)
-        FROM jsonb_array_elements(jobs) WITH ORDINALITY j (item, o)
-        ORDER BY j.o);
+    v_jobs := @extschema@._parse_jobs(jobs, v_now);
     IF jobs @? '$[*].opts.backpressure.reject' THEN
         PERFORM @extschema@._refuse_pressure(
             coalesce(j ->> 'queue', 'default'), coalesce((j ->> 'priority')::numeric::integer, 2),
@@ -226,45 +243,87 @@ COMMENT ON FUNCTION @extschema@.insert_jobs(jsonb, jsonb) IS
 'Enqueues an array of job objects whose keys are the parameter names of insert_job; one result each, in order, all or
 nothing. Errors as insert_job; the message names the item, counted from 1.';
 
-CREATE OR REPLACE FUNCTION @extschema@._parse_job(p_item jsonb, p_ordinal bigint, p_now timestamptz)
-RETURNS @extschema@._job
+-- One block for all of them: a subtransaction per job would be one too many from the 65th on.
+CREATE OR REPLACE FUNCTION @extschema@._parse_jobs(p_items jsonb, p_now timestamptz)
+RETURNS @extschema@._job[]
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$
 DECLARE
-    v_opts jsonb := coalesce(nullif(p_item -> 'opts', 'null'), '{}');
+    v_item jsonb;
+    v_ordinal bigint := 0;
     v_queue text;
-    v_priority integer;
-    v_max_attempts integer;
-    v_run_at timestamptz;
-    v_args jsonb := coalesce(p_item -> 'args', '{}');
-    v_ext jsonb;
+    v_shards integer;
+    v_jobs @extschema@._job[] := '{}'::@extschema@._job[];
     v_message text;
     v_hint text;
     v_state text;
+BEGIN
+    FOR v_item IN SELECT j FROM jsonb_array_elements(p_items) j LOOP
+        v_ordinal := v_ordinal + 1;
+        IF v_shards IS NULL OR v_queue IS DISTINCT FROM v_item ->> 'queue' THEN
+            v_queue := v_item ->> 'queue';
+            v_shards := (@extschema@._queue_options(coalesce(v_queue, 'default'))).enqueue_shards;
+        END IF;
+        v_jobs := v_jobs || @extschema@._parse_job(v_item, v_shards, p_now);
+    END LOOP;
+    RETURN v_jobs;
+EXCEPTION WHEN invalid_parameter_value OR check_violation OR SQLSTATE 'JQ007' THEN
+    GET STACKED DIAGNOSTICS v_message = MESSAGE_TEXT, v_hint = PG_EXCEPTION_HINT, v_state = RETURNED_SQLSTATE;
+    PERFORM @extschema@._refuse(v_state, format('jobs[%s]: %s', v_ordinal, v_message), v_hint);
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._parse_jobs(jsonb, timestamptz) IS
+    'Internal: the items of insert_jobs, checked (22023, 23514, JQ007, with the item named).';
+
+CREATE OR REPLACE FUNCTION @extschema@._parse_job(p_item jsonb, p_shards integer, p_now timestamptz)
+RETURNS @extschema@._job
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
 BEGIN
     PERFORM @extschema@._check_options('job', p_item, '{kind,args,queue,priority,max_attempts,run_at,opts}');
     IF jsonb_typeof(coalesce(p_item -> 'kind', '""')) <> 'string'
        OR jsonb_typeof(coalesce(p_item -> 'queue', '""')) <> 'string' THEN
         PERFORM @extschema@._refuse('22023', 'fields "kind" and "queue" must be strings', 'Correct them.');
     END IF;
-    v_queue := coalesce(p_item ->> 'queue', 'default');
-    v_priority := coalesce(@extschema@._option_integer(p_item, 'priority', -2147483648, 2147483647), 2);
-    v_max_attempts := coalesce(@extschema@._option_integer(p_item, 'max_attempts', -2147483648, 2147483647), 25);
-    v_run_at := @extschema@._parse_run_at(p_item -> 'run_at');
-    PERFORM @extschema@._check_job(p_item ->> 'kind', v_args, v_queue, v_priority, v_max_attempts, v_run_at);
-    v_ext := @extschema@._with_unique(@extschema@._job_ext(v_opts, v_max_attempts), v_opts,
-        p_item ->> 'kind', v_queue, v_args, p_now);
-    v_run_at := @extschema@._delayed(v_run_at, v_opts, p_now);
-    RETURN @extschema@._new_job(
-        p_item ->> 'kind', v_args, v_queue, v_priority, v_opts ->> 'ordering_key', v_run_at, v_ext);
-EXCEPTION WHEN invalid_parameter_value OR check_violation OR SQLSTATE 'JQ007' THEN
-    GET STACKED DIAGNOSTICS v_message = MESSAGE_TEXT, v_hint = PG_EXCEPTION_HINT, v_state = RETURNED_SQLSTATE;
-    PERFORM @extschema@._refuse(v_state, format('jobs[%s]: %s', p_ordinal, v_message), v_hint);
+    RETURN @extschema@._checked_job(
+        p_item ->> 'kind', coalesce(p_item -> 'args', '{}'), coalesce(p_item ->> 'queue', 'default'),
+        coalesce(@extschema@._option_integer(p_item, 'priority', -2147483648, 2147483647), 2),
+        coalesce(@extschema@._option_integer(p_item, 'max_attempts', -2147483648, 2147483647), 25),
+        @extschema@._parse_run_at(p_item -> 'run_at'), coalesce(nullif(p_item -> 'opts', 'null'), '{}'),
+        p_shards, p_now);
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._parse_job(jsonb, bigint, timestamptz) IS
-    'Internal: one item of insert_jobs, checked (22023, 23514, JQ007, with the item named).';
+COMMENT ON FUNCTION @extschema@._parse_job(jsonb, integer, timestamptz) IS
+    'Internal: one item of insert_jobs, checked (22023, 23514, JQ007).';
+
+CREATE OR REPLACE FUNCTION @extschema@._checked_job(
+    p_kind text, p_args jsonb, p_queue text, p_priority integer, p_max_attempts integer, p_run_at timestamptz,
+    p_opts jsonb, p_shards integer, p_now timestamptz)
+RETURNS @extschema@._job
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_ext jsonb;
+    v_run_at timestamptz := p_run_at;
+BEGIN
+    IF @extschema@._is_plain_job(p_kind, p_args, p_queue, p_priority, p_max_attempts, p_run_at) IS NOT true THEN
+        PERFORM @extschema@._check_job(p_kind, p_args, p_queue, p_priority, p_max_attempts, p_run_at);
+    END IF;
+    IF p_opts <> '{}' OR p_max_attempts <> 25 THEN
+        v_ext := @extschema@._with_unique(@extschema@._job_ext(p_opts, p_max_attempts), p_opts,
+            p_kind, p_queue, p_args, p_now);
+        v_run_at := @extschema@._delayed(p_run_at, p_opts, p_now);
+    END IF;
+    RETURN ROW(NULL, p_queue, p_priority, @extschema@._pick_shard(p_shards, p_opts ->> 'ordering_key'), v_run_at, 0, 0,
+        p_kind, p_args, v_ext)::@extschema@._job;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._checked_job(
+    text, jsonb, text, integer, integer, timestamptz, jsonb, integer, timestamptz) IS
+    'Internal: a job not yet stored, for a queue with so many shards (22023, 23514, JQ007).';
 
 -- Times in JSON carry their offset: a time without one would mean another instant in another session.
 CREATE OR REPLACE FUNCTION @extschema@._parse_run_at(p_value jsonb)

@@ -55,15 +55,16 @@ BEGIN
     PERFORM @extschema@._require_read_committed();
     PERFORM @extschema@._check_instance(instance_id);
     PERFORM @extschema@._record_heartbeat(instance_id, @extschema@._held_positions(holds), clock_timestamp());
-    RETURN ROW(@extschema@._closed_holds(holds), @extschema@._paused_queues(), '{}',
-        false)::@extschema@.heartbeat_result;
+    RETURN ROW(@extschema@._closed_holds(holds), @extschema@._paused_queues(), '{}', false,
+        @extschema@._drained_queues(clock_timestamp()))::@extschema@.heartbeat_result;
 END
 $function$;
 COMMENT ON FUNCTION @extschema@.heartbeat(uuid, jsonb) IS
 'Says that a worker lives and what it still holds: holds is an array of {claim_slot, batch_id, positions}, NULL means
 all it claimed. A receipt stays in holds until its finish was answered. Call it about every second: the row is written
 once per heartbeat_seconds. Returns held attempts that are closed in the database (cancelled, rescued, ...), paused
-queues, overrides, drain. Errors: 22023, 25001.';
+queues, overrides, drain, and queues that somebody drains: claim nothing from them while they are listed. Errors: 22023,
+25001.';
 
 CREATE OR REPLACE FUNCTION @extschema@._held_positions(p_holds jsonb)
 RETURNS int8multirange

@@ -12,7 +12,7 @@ DECLARE
 BEGIN
     SELECT m.* INTO v_meta FROM @extschema@.queue_meta m WHERE m.queue = p_queue;
     IF NOT FOUND THEN
-        v_meta := ROW(p_queue, 1, false, true, NULL, NULL, NULL, NULL);
+        v_meta := ROW(p_queue, 1, false, true, NULL, NULL, NULL, NULL, NULL);
     END IF;
     RETURN v_meta;
 END
@@ -84,3 +84,35 @@ AS $function$
     WHERE m.paused_at IS NOT NULL
 $function$;
 COMMENT ON FUNCTION @extschema@._paused_queues() IS 'Internal: queues that are paused.';
+
+-- A drain that nobody goes on with is over after a while, so a queue cannot be forgotten in it.
+CREATE OR REPLACE FUNCTION @extschema@._note_drain(p_queue text, p_is_over boolean, p_now timestamptz)
+RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    c_pause constant interval := interval '10 seconds';
+BEGIN
+    IF p_is_over THEN
+        UPDATE @extschema@.queue_meta m SET drained_until = NULL
+        WHERE m.queue = p_queue AND m.drained_until IS NOT NULL;
+    ELSE
+        INSERT INTO @extschema@.queue_meta AS m (queue, drained_until) VALUES (p_queue, p_now + c_pause)
+        ON CONFLICT (queue) DO UPDATE SET drained_until = excluded.drained_until;
+    END IF;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._note_drain(text, boolean, timestamptz) IS
+    'Internal: asks workers to leave a queue alone for ten seconds, or no longer.';
+
+CREATE OR REPLACE FUNCTION @extschema@._drained_queues(p_now timestamptz)
+RETURNS text[]
+LANGUAGE sql STABLE PARALLEL SAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+    SELECT coalesce(array_agg(m.queue ORDER BY m.queue), '{}')
+    FROM @extschema@.queue_meta m
+    WHERE m.drained_until > p_now
+$function$;
+COMMENT ON FUNCTION @extschema@._drained_queues(timestamptz) IS 'Internal: queues that somebody is draining.';

@@ -12,6 +12,7 @@ CREATE TABLE @extschema@.queue_meta (
     aging_seconds    numeric,
     deadline_seconds numeric,
     paused_at        timestamptz,
+    drained_until    timestamptz,
     CONSTRAINT queue_meta_pkey PRIMARY KEY (queue),
     CONSTRAINT queue_meta_enqueue_shards_check CHECK (enqueue_shards BETWEEN 1 AND 64)
 );

@@ -80,6 +80,7 @@ BEGIN
         v_drained := v_drained + @extschema@._drain_deferred(p_queue, p_limit - v_drained, p_reason, p_now);
         v_is_busy := v_is_busy OR EXISTS (SELECT FROM @extschema@.deferred_jobs d WHERE d.queue = p_queue);
     END IF;
+    PERFORM @extschema@._note_drain(p_queue, v_drained = 0 AND NOT v_is_busy, p_now);
     IF v_drained = 0 AND v_is_busy THEN
         PERFORM @extschema@._refuse('40001', format('others work on the jobs of queue "%s" just now', p_queue),
             'Try again.');

@@ -35,9 +35,11 @@ CREATE TYPE @extschema@.finalization_receipt AS (
 COMMENT ON TYPE @extschema@.finalization_receipt IS
     'Proof that an attempt was closed; valid once the transaction commits.';
 
-CREATE TYPE @extschema@.heartbeat_result AS (cancelled jsonb, paused_queues text[], overrides jsonb, drain boolean);
+CREATE TYPE @extschema@.heartbeat_result AS (
+    cancelled jsonb, paused_queues text[], overrides jsonb, drain boolean, drained_queues text[]);
 COMMENT ON TYPE @extschema@.heartbeat_result IS
-    'What the server tells a worker: held attempts that are closed, paused queues, overrides, whether to drain.';
+    'What the server tells a worker: held attempts that are closed, paused queues, overrides, whether to end, '
+    'queues to leave alone while they are drained.';
 
 CREATE TYPE @extschema@.tick_report AS (
     step text, outcome text, "rows" bigint, milliseconds double precision, detail jsonb);

@@ -91,16 +91,29 @@ $function$;
 COMMENT ON FUNCTION @extschema@._check_payload(text, jsonb, bigint) IS
     'Internal: a JSON value within its size (NULL: args_max_bytes) and 256 levels (22023, 23514).';
 
--- One expression, inlined into its caller, decides the usual case; only what it
--- cannot pass is looked at field by field.
+-- One expression, inlined into its caller, decides the usual case; only what it cannot pass is looked at field by
+-- field. A regular expression with a bound such as {1,200} would take fifty times as long.
+CREATE OR REPLACE FUNCTION @extschema@._is_plain_name(p_name text)
+RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN length(p_name) <= 200 AND p_name ~ '^[^[:cntrl:]]+$';
+COMMENT ON FUNCTION @extschema@._is_plain_name(text) IS
+    'Internal: true for a queue or kind of 1 to 200 printable characters.';
+
+CREATE OR REPLACE FUNCTION @extschema@._is_plain_body(p_kind text, p_args jsonb)
+RETURNS boolean
+LANGUAGE sql STABLE PARALLEL SAFE
+RETURN @extschema@._is_plain_name(p_kind) AND @extschema@._are_small_args(p_args);
+COMMENT ON FUNCTION @extschema@._is_plain_body(text, jsonb) IS
+    'Internal: true for a kind and args that break no limit; otherwise look closer.';
+
 CREATE OR REPLACE FUNCTION @extschema@._is_plain_job(
     p_kind text, p_args jsonb, p_queue text, p_priority integer, p_max_attempts integer, p_run_at timestamptz)
 RETURNS boolean
 LANGUAGE sql STABLE PARALLEL SAFE
-RETURN p_kind ~ '^[^[:cntrl:]]{1,200}$' AND p_queue ~ '^[^[:cntrl:]]{1,200}$' AND p_priority BETWEEN 1 AND 4
-    AND p_max_attempts BETWEEN 1 AND 1000
-    AND coalesce(isfinite(p_run_at) AND p_run_at < '9999-12-31 00:00:00+00', true)
-    AND @extschema@._are_small_args(p_args);
+RETURN @extschema@._is_plain_body(p_kind, p_args) AND @extschema@._is_plain_name(p_queue)
+    AND p_priority BETWEEN 1 AND 4 AND p_max_attempts BETWEEN 1 AND 1000
+    AND coalesce(isfinite(p_run_at) AND p_run_at < '9999-12-31 00:00:00+00', true);
 COMMENT ON FUNCTION @extschema@._is_plain_job(text, jsonb, text, integer, integer, timestamptz) IS
     'Internal: true for a job that breaks no limit; otherwise look closer.';
 
@@ -152,6 +165,9 @@ BEGIN
         PERFORM @extschema@._refuse('22023', format('field "%s" must be a JSON object', p_field),
             'Leave it out, or give {}.');
     END IF;
+    IF p_options - p_known = '{}' THEN
+        RETURN;
+    END IF;
     FOR v_key IN SELECT k FROM jsonb_object_keys(p_options) k WHERE k <> ALL (p_known) LOOP
         IF v_key = ANY (p_later) THEN
             PERFORM @extschema@._refuse('JQ007', format('option "%s" is not enabled in this version', v_key),
@@ -196,8 +212,12 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$
 DECLARE
-    v_number numeric := @extschema@._option_number(p_options, p_key, p_minimum, p_maximum);
+    v_number numeric;
 BEGIN
+    IF NOT p_options ? p_key THEN
+        RETURN NULL;
+    END IF;
+    v_number := @extschema@._option_number(p_options, p_key, p_minimum, p_maximum);
     IF v_number <> trunc(v_number) THEN
         PERFORM @extschema@._refuse('22023',
             format('option "%s" cannot be %s', p_key, left((p_options -> p_key)::text, 100)),

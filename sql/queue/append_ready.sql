@@ -2,9 +2,9 @@
 -- transaction id, read the ring, take the position. Answers NULL, or leaves rows out, where a lane cannot
 -- be had without waiting: the caller defers.
 
-CREATE OR REPLACE FUNCTION @extschema@._append_ready_one(
-    p_queue text, p_priority integer, p_ordering_key text, p_kind text, p_args jsonb, p_run_at timestamptz,
-    p_ext jsonb)
+-- The usual job, to a lane that exists, of a queue without shards and order. Few expressions and two statements: in
+-- autocommit each of them is prepared anew, which costs as much as an index probe.
+CREATE OR REPLACE FUNCTION @extschema@._append_ready_one(p_queue text, p_priority integer, p_kind text, p_args jsonb)
 RETURNS bigint
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
@@ -12,42 +12,34 @@ SET enable_seqscan = off
 SET enable_bitmapscan = off
 AS $function$
 DECLARE
-    v_slot integer;
+    v_slot smallint;
     v_seq regclass;
-    v_is_special boolean;
     v_position bigint;
+    v_rings boolean;
 BEGIN
     PERFORM pg_current_xact_id();
-    -- One statement for ring, options and lane: in autocommit each statement of a
-    -- function costs as much as an index probe.
-    SELECT s.last_value % 64, l.position_seq, m.enqueue_shards > 1 OR m.strict_fifo
-    INTO v_slot, v_seq, v_is_special
-    FROM @extschema@.queue_ring s
-    LEFT JOIN @extschema@.queue_meta m ON m.queue = p_queue
-    LEFT JOIN LATERAL (
-        SELECT x.position_seq
-        FROM @extschema@.queue_lanes x
-        WHERE x.queue = p_queue AND x.priority = p_priority AND x.shard = 0
-        ORDER BY x.lane_id
-        LIMIT 1) l ON true;
+    SELECT (coalesce(pg_sequence_last_value('@extschema@.queue_ring'), 0) % 64)::smallint, l.position_seq
+    INTO v_slot, v_seq
+    FROM @extschema@.queue_lanes l
+    WHERE l.queue = p_queue AND l.priority = p_priority AND l.shard = 0
+      AND NOT EXISTS (SELECT FROM @extschema@.queue_meta m
+                      WHERE m.queue = p_queue AND (m.enqueue_shards > 1 OR m.strict_fifo))
+    ORDER BY l.lane_id;
     -- pause point: insert
-    IF v_seq IS NULL OR v_is_special THEN
-        v_seq := (@extschema@._producer_lane(p_queue, p_priority, p_ordering_key)).position_seq;
-        IF v_seq IS NULL THEN
-            RETURN NULL;
-        END IF;
+    IF v_seq IS NULL THEN
+        RETURN NULL;
     END IF;
-    INSERT INTO @extschema@.ready_entries AS r ("position", run_at, slot, kind, args, ext)
-    VALUES (nextval(v_seq), p_run_at, v_slot, p_kind, p_args, p_ext)
-    RETURNING r."position" INTO v_position;
-    IF @extschema@._someone_sleeps(p_queue) THEN
+    INSERT INTO @extschema@.ready_entries AS r ("position", run_at, slot, kind, args)
+    VALUES (nextval(v_seq), clock_timestamp(), v_slot, p_kind, p_args)
+    RETURNING r."position", @extschema@._someone_sleeps(p_queue) INTO v_position, v_rings;
+    IF v_rings THEN
         PERFORM @extschema@._ring_doorbell(p_queue);
     END IF;
     RETURN v_position;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._append_ready_one(text, integer, text, text, jsonb, timestamptz, jsonb) IS
-    'Internal: appends one new job and returns its id, or NULL where its lane cannot be had without waiting.';
+COMMENT ON FUNCTION @extschema@._append_ready_one(text, integer, text, jsonb) IS
+    'Internal: appends one new job to the only lane of its priority and returns its id; NULL where that takes more.';
 
 CREATE OR REPLACE FUNCTION @extschema@._append_ready_many(
     p_queue text, p_priority integer, p_ordering_key text, p_kind text, p_args jsonb[], p_run_at timestamptz,

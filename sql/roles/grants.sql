@@ -25,6 +25,8 @@ AS $function$
     SELECT c, 'view', v
     FROM unnest('{operator,reader}'::text[]) c, unnest('{jobs,terminal_jobs,dlq,queues,instances,settings}'::text[]) v
     UNION ALL
+    SELECT 'producer', 'inbox', 'job_inbox'
+    UNION ALL
     -- A view calls its function with the rights of the reader; the functions
     -- are security definer and take no arguments.
     SELECT c, 'function', f
@@ -64,8 +66,9 @@ BEGIN
     END IF;
     EXECUTE format('GRANT USAGE ON SCHEMA @extschema@ TO %s', p_role);
     FOR v_object IN SELECT c.* FROM @extschema@._capabilities() c WHERE c.capability = p_capability LOOP
-        IF v_object.object_class = 'view' THEN
-            EXECUTE format('GRANT SELECT ON @extschema@.%I TO %s', v_object.object_name, p_role);
+        IF v_object.object_class IN ('view', 'inbox') THEN
+            EXECUTE format('GRANT %s ON @extschema@.%I TO %s',
+                CASE v_object.object_class WHEN 'view' THEN 'SELECT' ELSE 'INSERT' END, v_object.object_name, p_role);
         ELSE
             EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %s',
                 (SELECT p.oid::regprocedure FROM pg_proc p

@@ -39,6 +39,12 @@ def _claim(client: awa.Client, instance: uuid.UUID, most: int = 10) -> list[awa.
     return client.claim_ready_runtime("default", most, instance)
 
 
+def _jobs(client: awa.Client) -> list[awa.JobInfo]:
+    assert isinstance(client._conn, psycopg.Connection)
+    ids = client._conn.execute("SELECT job_id FROM awa.jobs").fetchall()
+    return [client.job(job_id) for (job_id,) in ids]
+
+
 # The interface and its description agree
 
 
@@ -165,7 +171,7 @@ def _public(cls: type) -> dict[str, list[tuple[str, Any, Any]]]:
 
 def test_both_clients_have_the_same_methods() -> None:
     assert _public(awa.Client) == _public(awa.AsyncClient)
-    assert CALLS.keys() | {"wait", "close"} == _public(awa.Client).keys()
+    assert CALLS.keys() | {"wait", "close", "load_jobs"} == _public(awa.Client).keys()
     for name, method in vars(awa.Client).items():
         if name in CALLS:
             assert method.__doc__ == vars(awa.AsyncClient)[name].__doc__
@@ -215,6 +221,7 @@ def test_a_dsn_and_a_pool_commit_by_themselves(own_client: awa.Client, client: a
     assert client.job(job_id).state == "available"
     assert own_client.cancel_job(job_id, reason="test") == "cancelled"
     assert client.job(job_id).state == "cancelled"
+    assert own_client.load_jobs([{"kind": "k"}]) == client.queue_counts("default").available == 1
 
 
 def test_own_connections_are_read_committed_whatever_the_default(
@@ -288,6 +295,50 @@ def test_the_three_ways_to_enqueue_answer_in_order(client: awa.Client) -> None:
     assert [client.job(result.job_id).kind for result in jobs] == ["a", "b"]
     assert client.queue_counts("default").available == 51
     assert client.queue_counts("other").available == 1
+
+
+def test_a_load_is_one_statement_that_takes_what_insert_jobs_takes(client: awa.Client) -> None:
+    due = datetime(2999, 1, 31, 12, tzinfo=UTC)
+    jobs: list[dict[str, Any]] = [
+        {"kind": "tab\\\u00e9", "args": {"text": "a\tb\nc\\d", "none": None}, "queue": "q"},
+        {"kind": "later", "run_at": due, "priority": 4, "max_attempts": 1},
+        {"kind": "null", "args": None, "opts": {"tags": ["t"]}, "priority": None},
+    ]
+    assert client.load_jobs(iter([])) == 0
+    assert client.load_jobs(job for job in jobs) == 3
+    loaded = {job.kind: job for job in _jobs(client)}
+    assert loaded[jobs[0]["kind"]].args == jobs[0]["args"]
+    assert loaded["later"].run_at == due
+    assert (loaded["later"].priority, loaded["later"].max_attempts) == (4, 1)
+    assert (loaded["null"].args, loaded["null"].tags) == (None, ["t"])
+
+
+def test_a_load_of_many_jobs(client: awa.Client) -> None:
+    count = client.load_jobs({"kind": "k", "args": i} for i in range(5_000))
+    assert count == client.queue_counts("default").available == 5_000
+    claimed = _claim(client, uuid.uuid4(), 500)
+    assert [job.args for job in claimed] == list(range(500))
+
+
+@pytest.mark.parametrize(
+    ("job", "error", "message"),
+    [
+        ({"kind": "k", "prio": 1}, awa.InvalidArgument, r'jobs\[1\] has the unknown field "prio"'),
+        ({"kind": 5}, awa.InvalidArgument, r"jobs\[1\].kind must be a string"),
+        ({"kind": "\0"}, awa.InvalidArgument, r"jobs\[1\].kind must be a string without NUL"),
+        ({"kind": "k", "priority": True}, awa.InvalidArgument, r"jobs\[1\].priority must be"),
+        ({"kind": "k", "args": "\0"}, awa.InvalidArgument, r"jobs\[1\].args holds a NUL"),
+        ({"kind": "k", "run_at": datetime(2400, 1, 1)}, awa.InvalidArgument, "has no time zone"),
+        ({"kind": "k", "priority": 9}, awa.LimitExceeded, 'row 2: field "priority" is 9'),
+        ({"queue": "q"}, awa.InvalidArgument, 'row 2: field "kind" must not be empty'),
+    ],
+)
+def test_a_load_with_a_bad_job_enqueues_nothing(
+    client: awa.Client, job: dict[str, Any], error: type[awa.AwaError], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        client.load_jobs([{"kind": "k"}, job])
+    assert client.load_jobs([{"kind": "k"}]) == client.queue_counts("default").available == 1
 
 
 @pytest.mark.parametrize(

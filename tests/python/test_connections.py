@@ -86,6 +86,7 @@ def test_enqueue_joins_the_applications_transaction(
         with pytest.raises(ZeroDivisionError):
             async with app.transaction():
                 await app.call("insert_many", "k", [{"i": 1}, [None], "text"], queue=queue)
+                assert await app.call("load_jobs", [{"kind": "k", "queue": queue}] * 2) == 2
                 raise ZeroDivisionError
         assert awa.Client(conn).queue_counts(queue).available == 1
 

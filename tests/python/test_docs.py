@@ -41,7 +41,9 @@ VIEW_COLUMNS = """
     GROUP BY c.relname
 """
 RIGHTS = """
-    SELECT c.capability, c.object_class, c.object_name FROM awa._capabilities() c
+    SELECT c.capability, CASE c.object_class WHEN 'inbox' THEN 'view' ELSE c.object_class END,
+           c.object_name
+    FROM awa._capabilities() c
     WHERE NOT starts_with(c.object_name, '_')
 """
 

@@ -276,6 +276,40 @@ def test_batches_that_share_keys_do_not_deadlock(
     assert value(conn, "SELECT count(*) FROM awa.job_unique_claims") <= keys
 
 
+# Broken by inserting the rows of a load as they come.
+def test_loads_that_share_keys_do_not_deadlock(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    sessions, rounds, size, keys = 4, 3, 700, 500  # some portions each
+
+    def session(seed: int) -> None:
+        chance = random.Random(seed)
+        with awa.Client(database.dsn) as client:
+            for _ in range(rounds):
+                jobs = [
+                    {"kind": "k", "args": chance.randrange(keys), "opts": {"unique": {}}}
+                    for _ in range(size)
+                ]
+                assert client.load_jobs(jobs) == size
+
+    insert(conn)  # the lane
+    with ThreadPoolExecutor(sessions) as pool:
+        list(pool.map(session, range(sessions)))
+    counts = "SELECT count(*), count(DISTINCT args) FROM awa.jobs WHERE kind = 'k'"
+    [(jobs, distinct)] = conn.execute(counts + " AND jsonb_typeof(args) = 'number'").fetchall()
+    assert jobs == distinct
+
+
+def test_a_load_of_100_000_jobs_is_one_transaction(conn: psycopg.Connection) -> None:
+    with conn.transaction():
+        before = value(conn, "SELECT pg_current_xact_id()::text")
+        with conn.cursor().copy("COPY awa.job_inbox (kind, args) FROM STDIN") as copy:
+            copy.write("".join(f"k\t{n}\n" for n in range(100_000)))
+        xids = conn.execute("SELECT DISTINCT xmin::text FROM awa.ready_entries").fetchall()
+    assert xids == [(str(int(before) % 2**32),)]
+    assert value(conn, "SELECT (awa.queue_counts('default')).available") == 100_000
+
+
 def test_claim_and_completion_do_not_touch_the_claims(conn: psycopg.Connection) -> None:
     insert_many(conn, 5)
     unique(conn, "one")

@@ -715,6 +715,28 @@ def test_a_rescued_attempt_learns_that_its_lease_is_lost(
 # Claiming
 
 
+# Broken by a dispatcher that claims on, and by a drain that never ends.
+def test_a_queue_is_left_alone_while_somebody_drains_it(
+    database: Database, client: awa.Client
+) -> None:
+    async def noop(job: awa.Job) -> None:
+        pass
+
+    async def scenario(worker: awa.Worker) -> None:
+        client.insert_many("k", [{}] * 3, run_at=datetime.now(UTC) + timedelta(days=1))
+        assert client.drain_queue("default", opts={"limit": 1}) == 1
+        await until(lambda: worker.dispatchers[0]._is_drained)
+        waiting = client.insert_job("k").job_id
+        await until(ended(client, client.insert_job("k", queue="other").job_id))
+        assert client.job(waiting).state == "available"
+        assert client.drain_queue("default") == 3
+        assert client.drain_queue("default") == 0
+        await until(ended(client, client.insert_job("k").job_id))
+        assert client.job(waiting).state == "cancelled"
+
+    work(database, {"k": noop}, scenario, queues={"default": 1, "other": 1})
+
+
 def test_no_more_jobs_run_at_once_than_there_are_slots(
     database: Database, client: awa.Client
 ) -> None:

@@ -76,7 +76,8 @@ def _json(value: Json, field: str) -> str | None:
     return None if value is None else dump_json(value, field)
 
 
-def _aware(value: datetime | None, field: str) -> datetime | None:
+def aware(value: datetime | None, field: str) -> datetime | None:
+    """A time that says which instant it is, or None."""
     if value is None:
         return None
     if not isinstance(value, datetime):
@@ -117,7 +118,7 @@ def insert_job(
             "queue": queue,
             "priority": priority,
             "max_attempts": max_attempts,
-            "run_at": _aware(run_at, "run_at"),
+            "run_at": aware(run_at, "run_at"),
             "opts": _json(opts, "opts"),
         },
     )
@@ -132,7 +133,7 @@ def insert_jobs(
     """Enqueue jobs of any kinds, all or nothing, one result each in order."""
     for index, job in enumerate(jobs):
         if isinstance(job, Mapping):
-            _aware(_as_datetime(job.get("run_at")), f"jobs[{index}].run_at")
+            aware(_as_datetime(job.get("run_at")), f"jobs[{index}].run_at")
     return _call(
         schema,
         "insert_jobs",
@@ -164,7 +165,7 @@ def insert_many(
             "queue": queue,
             "priority": priority,
             "max_attempts": max_attempts,
-            "run_at": _aware(run_at, "run_at"),
+            "run_at": aware(run_at, "run_at"),
             "opts": _json(opts, "opts"),
         },
     )

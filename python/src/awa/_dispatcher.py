@@ -107,6 +107,7 @@ class Dispatcher:
         # Pause between looks at positions that producers have not committed yet.
         self._settling = 0.0
         self._is_stopping = False
+        self._is_drained = False
         self._claiming: asyncio.Task[None] | None = None
         self._all_done: asyncio.Future[None] | None = None
         # What runners start from; a handler's changes to context variables stay its own.
@@ -143,6 +144,14 @@ class Dispatcher:
     def ring(self) -> None:
         """There may be something to claim."""
         self._bell.set()
+
+    def drained(self, is_drained: bool) -> None:
+        """Somebody cancels what waits in the queue, or has done so: leave it alone meanwhile."""
+        self._is_drained = is_drained
+        if is_drained:
+            self._release_waiting("drained")
+        else:
+            self._bell.set()
 
     async def stop_claiming(self) -> None:
         """Claim nothing more and give back what was not started."""
@@ -225,6 +234,10 @@ class Dispatcher:
         backoff = Backoff()
         limit = max(2 * self.concurrency, 4 * self._batch)
         while not self._is_stopping:
+            if self._is_drained:
+                self._bell.clear()
+                await self._wait_for_bell(HOARD_SECONDS)
+                continue
             finished = self._claimed - self._in_hand
             ahead = self._pace.prefetch(finished) if self._prefetch is None else self._prefetch
             if finished == self._stuck_at:
@@ -290,8 +303,8 @@ class Dispatcher:
             waiting.append(job)
         self._in_hand += len(rows)
         self._claimed += len(rows)
-        if self._is_stopping:
-            self._release_waiting("shutdown")
+        if self._is_stopping or self._is_drained:
+            self._release_waiting("shutdown" if self._is_stopping else "drained")
         else:
             self._wake_runner()
 

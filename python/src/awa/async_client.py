@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 from types import TracebackType
@@ -14,10 +14,18 @@ from uuid import UUID
 from psycopg import AsyncConnection, IsolationLevel
 from psycopg_pool import AsyncConnectionPool
 
-from . import _calls, models
+from . import _calls, _loads, models
 from ._adapters import AsyncCallerConnection, fetch_async, is_async_foreign
 from ._calls import Call, Options
-from .client import WAIT_FIRST, WAIT_GROWTH, WAIT_MOST, WAIT_PRUNED, row_factory
+from .client import (
+    READ_COMMITTED,
+    SHOW_ISOLATION,
+    WAIT_FIRST,
+    WAIT_GROWTH,
+    WAIT_MOST,
+    WAIT_PRUNED,
+    row_factory,
+)
 from .errors import SerializationFailure, translated
 from .models import Json
 from .outcomes import as_seconds
@@ -41,7 +49,6 @@ class AsyncClient:
         self._pool: AsyncConnectionPool[Any] | None = None
         self._conn: AsyncCallerConnection | None = None
         if isinstance(target, str):
-            # READ COMMITTED is stated in each BEGIN, so it holds behind a transaction pooler too.
             self._own = self._pool = AsyncConnectionPool(
                 target, min_size=0, max_size=4, open=False, configure=_configure
             )
@@ -112,6 +119,30 @@ class AsyncClient:
     ) -> list[models.InsertResult]:
         """Enqueue jobs of any kinds, all or nothing, one result each in order."""
         return await self._all(_calls.insert_jobs(jobs, opts=opts, schema=self.schema), conn)
+
+    async def load_jobs(
+        self, jobs: Iterable[Mapping[str, Json]], *, conn: AsyncCallerConnection | None = None
+    ) -> int:
+        """Enqueue any number of jobs as they come, all or nothing; how many were given.
+
+        A job is what insert_jobs takes. By COPY, where the library of the connection can do that.
+        """
+        given = self._conn if conn is None else conn
+        count = 0
+        if given is not None and not isinstance(given, AsyncConnection):
+            for portion in _loads.portions(jobs):
+                count += len(await self.insert_jobs(portion, conn=given))
+            return count
+        with translated():
+            async with (
+                self._connection(given) as connection,
+                connection.cursor() as cursor,
+                cursor.copy(_loads.statement(self.schema)) as copy,
+            ):
+                for row in _loads.rows(jobs):
+                    await copy.write_row(row)
+                    count += 1
+        return count
 
     async def insert_many(
         self,
@@ -508,4 +539,7 @@ class AsyncClient:
 
 
 async def _configure(connection: AsyncConnection[Any]) -> None:
-    await connection.set_isolation_level(IsolationLevel.READ_COMMITTED)
+    await connection.set_autocommit(True)
+    if await (await connection.execute(SHOW_ISOLATION)).fetchone() != READ_COMMITTED:
+        await connection.set_autocommit(False)
+        await connection.set_isolation_level(IsolationLevel.READ_COMMITTED)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from types import TracebackType
@@ -14,7 +14,7 @@ from psycopg import Connection, IsolationLevel
 from psycopg.rows import class_row, scalar_row
 from psycopg_pool import ConnectionPool
 
-from . import _calls, models
+from . import _calls, _loads, models
 from ._adapters import CallerConnection, fetch, is_foreign
 from ._calls import Call, Options
 from .errors import SerializationFailure, translated
@@ -24,6 +24,8 @@ from .outcomes import as_seconds
 T = TypeVar("T")
 Target = str | ConnectionPool[Any] | CallerConnection
 
+SHOW_ISOLATION = "SHOW default_transaction_isolation"
+READ_COMMITTED = ("read committed",)
 WAIT_FIRST = 0.01
 WAIT_GROWTH = 1.5
 WAIT_MOST = 1.0
@@ -45,7 +47,6 @@ class Client:
         self._pool: ConnectionPool[Any] | None = None
         self._conn: CallerConnection | None = None
         if isinstance(target, str):
-            # READ COMMITTED is stated in each BEGIN, so it holds behind a transaction pooler too.
             self._own = self._pool = ConnectionPool(
                 target, min_size=0, max_size=4, open=False, configure=_configure
             )
@@ -116,6 +117,28 @@ class Client:
     ) -> list[models.InsertResult]:
         """Enqueue jobs of any kinds, all or nothing, one result each in order."""
         return self._all(_calls.insert_jobs(jobs, opts=opts, schema=self.schema), conn)
+
+    def load_jobs(
+        self, jobs: Iterable[Mapping[str, Json]], *, conn: CallerConnection | None = None
+    ) -> int:
+        """Enqueue any number of jobs as they come, all or nothing; how many were given.
+
+        A job is what insert_jobs takes. By COPY, where the library of the connection can do that.
+        """
+        given = self._conn if conn is None else conn
+        if given is not None and not isinstance(given, Connection):
+            return sum(len(self.insert_jobs(p, conn=given)) for p in _loads.portions(jobs))
+        count = 0
+        with (
+            translated(),
+            self._connection(given) as connection,
+            connection.cursor() as cursor,
+            cursor.copy(_loads.statement(self.schema)) as copy,
+        ):
+            for row in _loads.rows(jobs):
+                copy.write_row(row)
+                count += 1
+        return count
 
     def insert_many(
         self,
@@ -500,4 +523,9 @@ def row_factory(call: Call[Any]) -> Any:
 
 
 def _configure(connection: Connection[Any]) -> None:
-    connection.isolation_level = IsolationLevel.READ_COMMITTED
+    # Each call is one statement, which needs no BEGIN and COMMIT where it runs in READ COMMITTED
+    # anyway. Elsewhere each BEGIN says so: behind a pooler a session setting would not do.
+    connection.autocommit = True
+    if connection.execute(SHOW_ISOLATION).fetchone() != READ_COMMITTED:
+        connection.autocommit = False
+        connection.isolation_level = IsolationLevel.READ_COMMITTED

@@ -40,6 +40,7 @@ class Heartbeat:
         *,
         closed: Callable[[Job], None],
         drain: Callable[[], None],
+        drained: Callable[[frozenset[str]], None],
         interval: float = INTERVAL_SECONDS,
     ) -> None:
         self._settings = settings
@@ -50,6 +51,7 @@ class Heartbeat:
         self._outage = outage
         self._closed = closed
         self._drain = drain
+        self._drained = drained
         self._interval = interval
         self._wake = threading.Event()
         self._is_stopping = False
@@ -150,6 +152,7 @@ class Heartbeat:
                 job.lease_lost = True
                 logger.warning("%r lost its lease: %s", job, outcome)
             self._closed(job)
+        self._drained(frozenset(answer.drained_queues))
         if answer.drain:
             self._drain()
 

@@ -87,6 +87,7 @@ class HeartbeatResult:
     paused_queues: list[str] | None
     overrides: Json
     drain: bool
+    drained_queues: list[str]
 
 
 @dataclass(frozen=True, slots=True)

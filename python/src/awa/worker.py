@@ -95,6 +95,7 @@ class Worker:
         self._outage = Outage()
         self._statements = Statements(schema)
         self._warned: set[str] = set()
+        self._drained: frozenset[str] = frozenset()
         self._is_started = False
         self._is_running = False
         self._is_clean = True
@@ -123,6 +124,7 @@ class Worker:
             self._outage,
             closed=self._closed_elsewhere,
             drain=self._drain,
+            drained=self._note_drained,
         )
         self._own_transaction = frozenset(t.kind for t in self.handlers if t.completes_itself)
         own = sorted(self._own_transaction)
@@ -370,6 +372,16 @@ class Worker:
     def _closed_elsewhere(self, job: Job) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed, nothing runs any more
             self.loop.call_soon_threadsafe(job._dispatcher.closed_elsewhere, job)
+
+    def _note_drained(self, queues: frozenset[str]) -> None:
+        if queues != self._drained:
+            self._drained = queues
+            with contextlib.suppress(RuntimeError):
+                self.loop.call_soon_threadsafe(self._tell_drained, queues)
+
+    def _tell_drained(self, queues: frozenset[str]) -> None:
+        for dispatcher in self.dispatchers:
+            dispatcher.drained(dispatcher.queue in queues)
 
     def _drain(self) -> None:
         with contextlib.suppress(RuntimeError):

@@ -13,7 +13,7 @@ FROM (VALUES ('NULL', '22023', 'field "instance_id" must not be NULL'), ('test.w
              ('test.worker(1), to_jsonb(repeat(''x'', 70000))', '23514', 'field "info" has%')) v (arguments, state, pattern);
 
 SELECT results_eq($$ SELECT h.* FROM awa.heartbeat(test.worker(1)) h $$,
-    $$ VALUES ('[]'::jsonb, '{}'::text[], '{}'::jsonb, false) $$, 'a heartbeat of an idle worker hears nothing');
+    $$ VALUES ('[]'::jsonb, '{}'::text[], '{}'::jsonb, false, '{}'::text[]) $$, 'a heartbeat of an idle worker hears nothing');
 SELECT is((SELECT i.is_live FROM awa.instances i), true, 'and makes it live');
 SELECT is((awa.heartbeat(test.worker(2))).drain, false, 'a heartbeat makes an unknown worker known');
 SELECT is((SELECT count(*) FROM awa.instances i WHERE i.is_live), 2::bigint, 'both live');

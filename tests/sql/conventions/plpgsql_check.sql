@@ -10,7 +10,7 @@ INSERT INTO accepted VALUES
     ('_cancel_job', 'control reached end of function%', 'ends by _refuse'),
     ('_retry_job', 'control reached end of function%', 'ends by _refuse'),
     ('_update_job', 'control reached end of function%', 'ends by _refuse'),
-    ('_parse_job', 'control reached end of function%', 'ends by _refuse'),
+    ('_parse_jobs', 'control reached end of function%', 'ends by _refuse'), ('_parse_rows', 'control reached end of function%', 'ends by _refuse'),
     ('_parse_run_at', 'control reached end of function%', 'ends by _refuse'),
     ('_find_done', 'cannot determinate a result of dynamic SQL', 'a row type whose columns are checked at install'),
     ('_newest_emission', 'cannot determinate a result of dynamic SQL', 'a row type whose columns are checked at install'),
@@ -26,7 +26,8 @@ INSERT INTO accepted VALUES
 CREATE TEMP VIEW findings AS
 SELECT p.proname::text AS name, c.level, c.lineno, c.message, c.detail
 FROM pg_proc p JOIN pg_language l ON l.oid = p.prolang AND l.lanname = 'plpgsql',
-     plpgsql_check_function_tb(p.oid, fatal_errors => false, other_warnings => true, performance_warnings => true,
+     plpgsql_check_function_tb(p.oid, CASE p.prorettype WHEN 'trigger'::regtype THEN 'awa.job_inbox'::regclass ELSE 0 END,
+                               fatal_errors => false, other_warnings => true, performance_warnings => true,
                                extra_warnings => true, security_warnings => true, compatibility_warnings => true) c
 WHERE p.pronamespace = 'awa'::regnamespace
   AND NOT (c.level = 'performance' AND (c.message = 'target type is different type than source type'

@@ -40,8 +40,8 @@ $$, 'indexes are on leaves, so that TRUNCATE of one slot is all it takes');
 
 SELECT is_empty($$
     SELECT t.tgrelid::regclass, t.tgname FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
-    WHERE c.relnamespace = 'awa'::regnamespace
-$$, 'no triggers, no foreign keys');
+    WHERE c.relnamespace = 'awa'::regnamespace AND c.oid <> 'awa.job_inbox'::regclass
+$$, 'no triggers but those of job_inbox, no foreign keys');
 
 SELECT is_empty($$
     SELECT c.oid::regclass, s.seqcache FROM pg_sequence s JOIN pg_class c ON c.oid = s.seqrelid

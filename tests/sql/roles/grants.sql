@@ -19,7 +19,7 @@ FROM unnest('{producer,worker,operator,reader,nobody}'::text[]) r (capability), 
 UNION ALL
 SELECT r.capability, c.relname::text, CASE c.relkind WHEN 'S' THEN has_sequence_privilege('awa_test_' || r.capability, c.oid,
     'USAGE, SELECT, UPDATE')
-    ELSE has_table_privilege('awa_test_' || r.capability, c.oid, 'SELECT') END
+    ELSE has_table_privilege('awa_test_' || r.capability, c.oid, CASE c.relname WHEN 'job_inbox' THEN 'INSERT' ELSE 'SELECT' END) END
 FROM unnest('{producer,worker,operator,reader,nobody}'::text[]) r (capability), pg_class c WHERE c.relnamespace = 'awa'::regnamespace AND c.relkind IN ('r', 'p', 'v',
     'S');
 SELECT set_eq(format($$ SELECT r.name FROM rights r WHERE r.allowed AND r.capability = %L $$,
@@ -30,8 +30,8 @@ SELECT is_empty($$ SELECT r.name FROM rights r WHERE r.allowed AND r.capability 
 SELECT is_empty($$
     SELECT r.role, c.oid::regclass FROM unnest('{producer,worker,operator,reader,nobody}'::text[]) r (role), pg_class c
     WHERE c.relnamespace = 'awa'::regnamespace AND c.relkind IN ('r', 'p', 'v') AND has_table_privilege('awa_test_' || r.role, c.oid,
-        'INSERT, UPDATE, DELETE, TRUNCATE, REFERENCES, TRIGGER')
-$$, 'nobody may write to a table or view');
+        CASE c.relname WHEN 'job_inbox' THEN 'SELECT, ' ELSE 'INSERT, ' END || 'UPDATE, DELETE, TRUNCATE, REFERENCES, TRIGGER')
+$$, 'nobody may write to a table or view, but insert into job_inbox, which nobody may read');
 SELECT is_empty($$ SELECT r FROM unnest('{producer,worker,operator,reader,nobody}'::text[]) r WHERE has_schema_privilege('awa_test_' || r, 'awa', 'CREATE') $$,
     'nobody may create in the schema');
 SELECT results_eq($$ SELECT has_schema_privilege('awa_test_' || r, 'awa', 'USAGE') FROM unnest('{producer,worker,operator,reader,nobody}'::text[]) r $$, $$ VALUES (true), (true), (true), (true), (false) $$,
@@ -39,7 +39,7 @@ SELECT results_eq($$ SELECT has_schema_privilege('awa_test_' || r, 'awa', 'USAGE
 
 -- The lists of the contract.
 SELECT set_eq($$ SELECT c.object_name FROM awa._capabilities() c WHERE c.capability = 'producer' $$,
-    $$ SELECT unnest('{insert_job,insert_jobs,insert_many,ordering_shard,unique_key,concurrency_digest,cancel_by_unique_key,version,schema_version,error_codes}'::text[]) $$,
+    $$ SELECT unnest('{insert_job,insert_jobs,insert_many,ordering_shard,unique_key,concurrency_digest,cancel_by_unique_key,job_inbox,version,schema_version,error_codes}'::text[]) $$,
         'a producer enqueues');
 SELECT is_empty($$ SELECT c.object_name FROM awa._capabilities() c WHERE c.capability = 'reader' AND (c.object_name ~ '^(insert|claim|finish|complete|cancel|pause|resume|retry|purge|declare|set_|verify|tick|heartbeat|register)') $$,
     'a reader changes nothing');
@@ -63,6 +63,8 @@ INSERT INTO test.calls VALUES
     ('producer', 'SELECT awa.insert_job(''k'', queue => ''q'')'), ('producer',
         'SELECT awa.insert_jobs(''[{"kind": "k", "queue": "q"}]'')'),
     ('producer', 'SELECT awa.insert_many(''k'', ''{1,2}'', ''q'')'), ('producer', 'SELECT awa.ordering_shard(''k'', 4)'),
+    ('producer', 'INSERT INTO awa.job_inbox (kind, queue) VALUES (''k'', ''q'')'), ('', 'SELECT FROM awa.job_inbox'),
+    ('', 'INSERT INTO awa.job_inbox (kind, queue) VALUES (''k'', ''q'') RETURNING kind'),
     ('producer', 'SELECT awa.unique_key(''k'', NULL, NULL, NULL)'), ('producer', 'SELECT awa.concurrency_digest(''k'')'),
     ('producer', 'SELECT awa.insert_job(''k'', queue => ''q'', opts => ''{"unique": {"on_conflict": "replace"}}'')'),
     ('producer', 'SELECT awa.cancel_by_unique_key(awa.unique_key(''k'', NULL, ''{}'', NULL))'),
