@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
 import pytest
+
+from engine import SCRIPT
+from tools.api_manifest import MANIFEST, manifest
 
 REPO = Path(__file__).parents[2]
 CONTRACT = REPO / "docs/sql-contract.md"
@@ -169,6 +173,36 @@ def test_the_contract_lists_the_rights_of_each_capability(conn: psycopg.Connecti
         for name in code_words(names)
     }
     assert described == set(conn.execute(RIGHTS).fetchall())
+
+
+def test_the_public_surface_is_the_one_of_the_manifest(conn: psycopg.Connection) -> None:
+    """Red after any change of a signature, default, result, right, state or view.
+
+    If the change is meant: docs/stability.md, then `make api-manifest`.
+    """
+    assert manifest(conn) == json.loads(MANIFEST.read_text())
+
+
+def test_the_manifest_would_show_a_changed_default(conn: psycopg.Connection) -> None:
+    before = manifest(conn)
+    conn.execute("DROP EXTENSION awa")
+    script = SCRIPT.read_text().replace("@extschema@", "awa")
+    changed = script.replace("max_attempts integer DEFAULT 25", "max_attempts integer DEFAULT 24")
+    changed = changed.replace("duplicate boolean, pressure text)", "duplicate boolean)", 1)
+    assert changed != script
+    conn.execute(changed.encode())
+    after = manifest(conn)
+    different = {
+        (part, name)
+        for part in before
+        for name in before[part]
+        if before[part][name] != after[part].get(name)
+    }
+    assert different == {
+        ("functions", "insert_job"),
+        ("functions", "insert_many"),
+        ("types", "insert_result"),
+    }
 
 
 def anchors(path: Path) -> set[str]:
