@@ -55,6 +55,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$
 DECLARE
+    v_type regtype;
     v_object record;
 BEGIN
     IF p_role IS NULL THEN
@@ -64,12 +65,12 @@ BEGIN
     END IF;
     EXECUTE format('GRANT USAGE ON SCHEMA @extschema@ TO %s', p_role);
     -- Calls need no right on the types of their answers; a function that takes a claimed_job does.
-    FOR v_object IN
-        SELECT t.oid::regtype::text AS name FROM pg_type t LEFT JOIN pg_class c ON c.oid = t.typrelid
+    FOR v_type IN
+        SELECT t.oid FROM pg_type t LEFT JOIN pg_class c ON c.oid = t.typrelid
         WHERE t.typnamespace = '@extschema@'::regnamespace AND (t.typtype = 'e' OR c.relkind = 'c')
           AND NOT starts_with(t.typname, '_')
     LOOP
-        EXECUTE format('GRANT USAGE ON TYPE %s TO %s', v_object.name, p_role);
+        EXECUTE format('GRANT USAGE ON TYPE %s TO %s', v_type, p_role);
     END LOOP;
     FOR v_object IN SELECT c.* FROM @extschema@._capabilities() c WHERE c.capability = p_capability LOOP
         IF v_object.object_class = 'view' THEN
