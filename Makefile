@@ -15,8 +15,8 @@ SCRIPT := build/awa--$(EXTVERSION).sql
 PACKAGED := python/src/awa/_sql/awa--$(EXTVERSION).sql
 SOURCES := $(shell find sql -name '*.sql' 2>/dev/null)
 
-.PHONY: help all build install dist setup lock check test test-one test-long test-matrix demo bench \
-	bench-peers bench-plots clean
+.PHONY: help all build install dist setup lock check api-manifest test test-one test-long \
+	test-matrix demo bench bench-peers bench-plots clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -68,6 +68,9 @@ lock: build ## pin the newest tools that fit (rewrites tools/requirements.txt)
 
 check: build setup ## static checks: format, lint, types, planes, file shapes
 	@$(BIN)/python -m tools.run_tests --static
+
+api-manifest: build setup ## docs/api-manifest.json as the sources have it, after a change of the public surface that is meant
+	@$(BIN)/python -m tools.api_manifest
 
 test: build setup ## everything, on PostgreSQL 15 and 18 side by side
 	@$(BIN)/python -m tools.run_tests 15 18

@@ -131,6 +131,10 @@ def main() -> int:
             if is_paced:
                 bound = 2 * TARGET
                 report.limit("paced depth", deepest, f"< {bound}", deepest < bound)
+            else:
+                # Else the load was not what it is meant to be, and the paced depth says nothing.
+                bound = int(CAPACITY * options.seconds / 2)
+                report.limit("unpaced depth", deepest, f"> {bound}", deepest > bound)
     return report.exit_status(options.check)
 
 

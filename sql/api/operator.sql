@@ -336,6 +336,25 @@ COMMENT ON FUNCTION @extschema@.verify() IS
 rows. Call it in a transaction of its own. Harmless at any other time. Returns what it changed. Errors: 25001,
 55000 when a ring must be repaired and the transaction has written, or when set_owner() must come first.';
 
+-- Also after a restore: a dump does not hold what was taken from the types of rows of tables.
+CREATE OR REPLACE FUNCTION @extschema@._close_types()
+RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_type regtype;
+BEGIN
+    FOR v_type IN
+        SELECT t.oid FROM pg_type t
+        WHERE t.typnamespace = '@extschema@'::regnamespace AND t.typcategory <> 'A'
+    LOOP
+        EXECUTE format('REVOKE ALL ON TYPE %s FROM PUBLIC', v_type);
+    END LOOP;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._close_types() IS 'Internal: takes USAGE on the types of the schema from PUBLIC.';
+
 -- Ownership and rights. Security invoker: the caller must be allowed to do this.
 CREATE OR REPLACE FUNCTION @extschema@.set_owner(owner regrole)
 RETURNS void
@@ -371,6 +390,7 @@ BEGIN
     LOOP
         EXECUTE format('ALTER %s %s OWNER TO %s', v_object.class, v_object.name, owner);
     END LOOP;
+    PERFORM @extschema@._close_types();
 END
 $function$;
 COMMENT ON FUNCTION @extschema@.set_owner(regrole) IS

@@ -57,6 +57,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$
 DECLARE
+    v_type regtype;
     v_object record;
 BEGIN
     IF p_role IS NULL THEN
@@ -65,6 +66,14 @@ BEGIN
         PERFORM @extschema@._refuse('42704', 'field "role" names no role', 'Name an existing role.');
     END IF;
     EXECUTE format('GRANT USAGE ON SCHEMA @extschema@ TO %s', p_role);
+    -- Calls need no right on the types of their answers; a function that takes a claimed_job does.
+    FOR v_type IN
+        SELECT t.oid FROM pg_type t LEFT JOIN pg_class c ON c.oid = t.typrelid
+        WHERE t.typnamespace = '@extschema@'::regnamespace AND (t.typtype = 'e' OR c.relkind = 'c')
+          AND NOT starts_with(t.typname, '_')
+    LOOP
+        EXECUTE format('GRANT USAGE ON TYPE %s TO %s', v_type, p_role);
+    END LOOP;
     FOR v_object IN SELECT c.* FROM @extschema@._capabilities() c WHERE c.capability = p_capability LOOP
         IF v_object.object_class IN ('view', 'inbox') THEN
             EXECUTE format('GRANT %s ON @extschema@.%I TO %s',
@@ -111,7 +120,13 @@ AS $function$ SELECT @extschema@._grant('reader', role) $function$;
 COMMENT ON FUNCTION @extschema@.grant_reader(regrole) IS
     'Lets a role read the views and the read-only calls. Owner or superuser only. Errors: 22023, 42704, 42501.';
 
--- PostgreSQL gives EXECUTE on new functions to PUBLIC.
+-- PostgreSQL gives PUBLIC EXECUTE on new functions and USAGE on new types, rows of tables included: somebody else's
+-- table with a column of such a type would hold up an upgrade.
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA @extschema@ FROM PUBLIC;
 REVOKE ALL ON ALL TABLES IN SCHEMA @extschema@ FROM PUBLIC;
 REVOKE ALL ON ALL SEQUENCES IN SCHEMA @extschema@ FROM PUBLIC;
+DO $block$
+BEGIN
+    PERFORM @extschema@._close_types();
+END
+$block$;

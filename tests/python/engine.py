@@ -26,6 +26,31 @@ PRUNE_AT_ONCE = {
     "attempt_evidence_seconds": 0,
     "dump_lock_seconds": 0,
 }
+# Everything granted to anybody but the owner, PUBLIC included, what PostgreSQL does by itself too.
+GRANTED = """
+    SELECT o.class, o.name, coalesce(r.rolname, 'PUBLIC'), a.privilege_type
+    FROM (
+        SELECT 'function' AS class, p.proname AS name, p.proowner AS owner,
+               coalesce(p.proacl, acldefault('f', p.proowner)) AS acl
+        FROM pg_proc p WHERE p.pronamespace = 'awa'::regnamespace
+        UNION ALL
+        SELECT 'relation', c.relname, c.relowner,
+               coalesce(c.relacl, acldefault(CASE c.relkind WHEN 'S' THEN 's'::"char" ELSE 'r' END,
+                                             c.relowner))
+        FROM pg_class c WHERE c.relnamespace = 'awa'::regnamespace
+        UNION ALL
+        SELECT 'column', c.relname, c.relowner, a.attacl
+        FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
+        WHERE c.relnamespace = 'awa'::regnamespace
+        UNION ALL
+        SELECT 'type', t.typname, t.typowner, coalesce(t.typacl, acldefault('T', t.typowner))
+        FROM pg_type t WHERE t.typnamespace = 'awa'::regnamespace AND t.typcategory <> 'A'
+        UNION ALL
+        SELECT 'schema', n.nspname, n.nspowner, coalesce(n.nspacl, acldefault('n', n.nspowner))
+        FROM pg_namespace n WHERE n.nspname = 'awa'
+    ) o, aclexplode(o.acl) a LEFT JOIN pg_roles r ON r.oid = a.grantee
+    WHERE a.grantee <> o.owner
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +217,11 @@ def counts(conn: psycopg.Connection, queue: str = "default") -> dict[str, int]:
         row = cursor.execute("SELECT * FROM awa.queue_counts(%s)", [queue]).fetchone()
     assert row
     return {state: count for state, count in row.items() if state != "queue" and count}
+
+
+def grants(conn: psycopg.Connection) -> set[tuple[str, ...]]:
+    """Every right on an object of the schema: class, name, role, privilege."""
+    return set(conn.execute(GRANTED).fetchall())
 
 
 def wait_until_blocked(conn: psycopg.Connection, waiting: psycopg.Connection) -> list[int]:

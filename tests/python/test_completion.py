@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import threading
 from collections import Counter
 from collections.abc import Iterator
 
@@ -14,7 +15,7 @@ import pytest
 import awa
 from conftest import Database
 from connections import LIBRARIES
-from engine import value
+from engine import claim_all, insert, open_transaction, value, wait_until_blocked
 from proxy import CUTS, UNANSWERED, Proxy, proxy
 
 ENDS = {"completed", "failed", "cancelled"}
@@ -122,3 +123,48 @@ def test_the_effect_exists_exactly_as_often_as_the_job_completed(
     for job_id in ids:
         assert effects.get(job_id, 0) == (client.job(job_id).state == "completed")
     assert value(conn, "SELECT count(*) FROM effects") == states["completed"]
+
+
+RESCUE = "SELECT awa._rescue_attempts(500, clock_timestamp() + interval %s)"
+
+
+def rescue(conn: psycopg.Connection) -> int:
+    """Rescue as it would be when the worker has been silent for days."""
+    conn.execute("SELECT setval('awa.rescue_clock', 0, false)")
+    rescued = [value(conn, RESCUE.replace("%s", f"'{days} days'")) for days in (1, 2)]
+    return sum(map(int, rescued))
+
+
+def test_of_a_completion_and_a_rescue_exactly_one_wins(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    """Red when the completion, or the rescue, goes without the lock of the batch."""
+    client = awa.Client(conn)
+    with open_transaction(database) as mine:
+        insert(conn)
+        [first] = claim_all(conn)
+        awa.Client(mine).complete_job(*first.token)
+        assert rescue(conn) == 0
+        mine.commit()
+    assert rescue(conn) == 0
+    assert client.attempt_status(*first.token) == "completed"
+
+    insert(conn)
+    [second] = claim_all(conn)
+    caught: list[BaseException] = []
+    with database.connect() as other, open_transaction(database) as rescuing:
+        assert rescue(rescuing) == 1
+
+        def complete() -> None:
+            try:
+                awa.Client(other).complete_job(*second.token)
+            except awa.StaleAttempt as error:
+                caught.append(error)
+
+        thread = threading.Thread(target=complete)
+        thread.start()
+        wait_until_blocked(conn, other)
+        rescuing.commit()
+        thread.join()
+    assert len(caught) == 1
+    assert client.attempt_status(*second.token) == "rescued"

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
 import pytest
+
+from conftest import Database
+from engine import SCRIPT
+from tools.api_manifest import MANIFEST, manifest
 
 REPO = Path(__file__).parents[2]
 CONTRACT = REPO / "docs/sql-contract.md"
@@ -111,6 +117,63 @@ def test_the_contract_describes_each_row_type_as_it_is(conn: psycopg.Connection)
     assert described == {name: normal(text) for name, text in conn.execute(ROW_TYPES)}
 
 
+def test_the_contract_says_of_each_function_whether_it_can_be_repeated() -> None:
+    text = CONTRACT.read_text()
+    groups = [m[0] for m in re.findall(r"(?m)^## (\w+ functions)$()", text)]
+    assert groups == [f"{who} functions" for who in ("Producer", "Worker", "Operator", "Owner")]
+    [reading] = re.findall(r"What only reads is idempotent\s+anyway: (.*?)\.", text, re.DOTALL)
+    silent = set()
+    for group in groups:
+        intro, *parts = re.split(r"(?m)^### ", section(group))
+        said_of_all = "`insert_*`" if group.startswith("Producer") else "All are idempotent"
+        for part in parts:
+            name = part.split("\n", 1)[0]
+            is_said = re.search("idempotent|a repeat does no harm", part, re.IGNORECASE)
+            prefix = name.startswith("insert_") or group.startswith("Owner")
+            if not (is_said or " " in name or (prefix and said_of_all in intro)):
+                silent.add(name)
+    assert silent == code_words(reading)
+
+
+def test_the_trigger_of_the_contract_enqueues(database: Database, conn: psycopg.Connection) -> None:
+    """As the table's owner, and as a writer without any right on the queue."""
+    block = re.findall(r"```sql\n(CREATE FUNCTION.*?)```", CONTRACT.read_text(), re.DOTALL)[0]
+    jobs, writer = (f"role_{uuid.uuid4().hex[:12]}" for _ in range(2))
+    conn.execute("CREATE TABLE users (user_id bigint GENERATED ALWAYS AS IDENTITY, name text)")
+    conn.execute(block.encode())
+    add = "INSERT INTO users (name) SELECT n FROM generate_series(1, %s) n"
+    conn.execute(add, [3])
+    conn.execute(add, [0])
+    with conn.transaction(force_rollback=True):
+        conn.execute(add, [2])
+    conn.execute(
+        f"CREATE ROLE {jobs}; CREATE ROLE {writer}; GRANT INSERT ON users TO {writer}".encode()
+    )
+    conn.execute(f"SELECT awa.grant_producer('{jobs}')".encode())
+    with database.connect() as other:
+        other.execute(f"SET ROLE {writer}".encode())
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            other.execute(add, [1])
+        [recipe] = re.findall(r"`(ALTER FUNCTION welcome\w+\(\) OWNER.*?)`", CONTRACT.read_text())
+        conn.execute(recipe.replace("app_jobs", jobs).encode())
+        other.execute(add, [1])
+    rows = conn.execute("SELECT kind, args FROM awa.jobs ORDER BY job_id").fetchall()
+    ids = [i for (i,) in conn.execute("SELECT user_id FROM users ORDER BY 1")]
+    assert rows == [("welcome", {"user_id": user_id}) for user_id in ids]
+    assert len(ids) == 4
+    conn.execute("DROP TABLE users; DROP FUNCTION welcome_new_users()")
+    conn.execute(f"DROP OWNED BY {jobs}, {writer}; DROP ROLE {jobs}, {writer}".encode())
+
+
+def test_position_needs_quotes_as_the_contract_says(conn: psycopg.Connection) -> None:
+    call = (
+        "SELECT awa.attempt_status(job_id => 1, run_lease => 1, claim_slot => 0, batch_id => 1, {})"
+    )
+    assert conn.execute(call.format('"position" => 1').encode()).fetchall() == [("unknown",)]
+    with pytest.raises(psycopg.errors.SyntaxError):
+        conn.execute(call.format("position => 1").encode())
+
+
 def test_the_contract_lists_the_states_of_a_job(conn: psycopg.Connection) -> None:
     [[states]] = conn.execute("SELECT enum_range(NULL::awa.job_state)::text[]").fetchall()
     described = [row[0].strip("`") for row in tables(section("States of a job"))]
@@ -171,6 +234,36 @@ def test_the_contract_lists_the_rights_of_each_capability(conn: psycopg.Connecti
         for name in code_words(names)
     }
     assert described == set(conn.execute(RIGHTS).fetchall())
+
+
+def test_the_public_surface_is_the_one_of_the_manifest(conn: psycopg.Connection) -> None:
+    """Red after any change of a signature, default, result, right, state or view.
+
+    If the change is meant: docs/stability.md, then `make api-manifest`.
+    """
+    assert manifest(conn) == json.loads(MANIFEST.read_text())
+
+
+def test_the_manifest_would_show_a_changed_default(conn: psycopg.Connection) -> None:
+    before = manifest(conn)
+    conn.execute("DROP EXTENSION awa")
+    script = SCRIPT.read_text().replace("@extschema@", "awa")
+    changed = script.replace("max_attempts integer DEFAULT 25", "max_attempts integer DEFAULT 24")
+    changed = changed.replace("duplicate boolean, pressure text)", "duplicate boolean)", 1)
+    assert changed != script
+    conn.execute(changed.encode())
+    after = manifest(conn)
+    different = {
+        (part, name)
+        for part in before
+        for name in before[part]
+        if before[part][name] != after[part].get(name)
+    }
+    assert different == {
+        ("functions", "insert_job"),
+        ("functions", "insert_many"),
+        ("types", "insert_result"),
+    }
 
 
 def anchors(path: Path) -> set[str]:

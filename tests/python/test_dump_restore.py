@@ -22,6 +22,7 @@ from engine import (
     complete,
     counts,
     finish,
+    grants,
     insert,
     insert_many,
     install_plain,
@@ -210,6 +211,28 @@ def test_verify_repairs_sequences_that_lag_behind_their_rows(
         conn.execute("SELECT awa.verify()")
         assert all_counts(conn) == state
         check_that_all_goes_on(conn, kept)
+
+
+def test_grants_survive_dump_and_restore(
+    source: Database, empty_database: Database, pg_bin: Path, tmp_path: Path
+) -> None:
+    capabilities = ("producer", "worker", "operator", "reader")
+    names = {capability: f"awa_{capability}_{uuid.uuid4().hex[:12]}" for capability in capabilities}
+    with source.connect() as conn:
+        for capability, name in names.items():
+            conn.execute(f"CREATE ROLE {name}; SELECT awa.grant_{capability}('{name}')".encode())
+        insert(conn)
+        before = grants(conn)
+        assert {role for _, _, role, _ in before} == set(names.values())
+    copy(source, empty_database, pg_bin, tmp_path)
+    with empty_database.connect() as conn:
+        conn.execute("SELECT awa.set_owner('awa_owner')")
+        assert grants(conn) == before
+        for name in names.values():
+            conn.execute(f"DROP OWNED BY {name}".encode())
+    with source.connect() as conn:
+        for name in names.values():
+            conn.execute(f"DROP OWNED BY {name}; DROP ROLE {name}".encode())
 
 
 def check_that_all_goes_on(conn: psycopg.Connection, kept: Kept) -> None:

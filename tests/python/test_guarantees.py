@@ -297,8 +297,8 @@ def test_g2_two_claims_at_once_share_nothing(database: Database, conn: psycopg.C
     assert not {a.job_id for a in mine} & {a.job_id for a in theirs}
 
 
-# Broken by a claim that goes away when its lane is busy (no second round in _claim_ready), and by one
-# that, having waited, reads the lane's tail as it was before.
+# Broken by a claim that goes away when its lane is busy (no second round in _claim_ready),
+# and by one that, having waited, reads the lane's tail as it was before.
 def test_g2_a_claim_waits_for_another_one_and_takes_what_came_meanwhile(
     database: Database, conn: psycopg.Connection
 ) -> None:

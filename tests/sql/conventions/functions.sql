@@ -99,6 +99,15 @@ $$, 'nothing but tick and work, which report it, catches every error');
 SELECT is_empty($$ SELECT signature FROM functions WHERE source ~ '#variable_conflict' $$, 'no function guesses between names');
 
 SELECT is_empty($$
+    SELECT f.signature, o.name FROM functions f,
+         (SELECT c.relname::text AS name FROM pg_class c WHERE c.relnamespace = 'awa'::regnamespace AND c.relkind IN ('r', 'p', 'v')) o
+    WHERE f.source ~ ('\m(FROM|JOIN|INTO|UPDATE|TABLE|TRUNCATE)\s+' || o.name || '\M')
+    UNION ALL
+    SELECT f.signature, g.name FROM functions f, functions g
+    WHERE NOT g.is_public AND f.source ~ ('[^.a-z0-9_]' || g.name || '\(')
+$$, 'our own names are qualified');
+
+SELECT is_empty($$
     SELECT f.signature FROM functions f WHERE f.is_public
     AND f.name NOT IN (SELECT c.object_name FROM awa._capabilities() c WHERE c.object_class = 'function')
     AND f.name NOT IN ('set_owner', 'grant_producer', 'grant_worker', 'grant_operator', 'grant_reader')

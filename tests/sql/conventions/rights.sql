@@ -1,4 +1,4 @@
--- PUBLIC gets nothing. Types are left out: they hold no data and nobody without USAGE on the schema can name them.
+-- PUBLIC gets nothing.
 \ir ../support.psql
 SELECT * FROM no_plan();
 
@@ -21,6 +21,11 @@ SELECT is_empty($$
     WHERE c.relnamespace = 'awa'::regnamespace
       AND CASE WHEN c.relkind = 'S' THEN has_sequence_privilege('public', c.oid, 'USAGE, SELECT, UPDATE') END
 $$, 'PUBLIC has no right on any sequence, those of lanes included');
+
+SELECT is_empty($$
+    SELECT t.oid::regtype FROM pg_type t
+    WHERE t.typnamespace = 'awa'::regnamespace AND has_type_privilege('public', t.oid, 'USAGE')
+$$, 'PUBLIC may use no type, rows of tables included');
 
 SELECT ok(NOT has_schema_privilege('public', 'awa', 'USAGE') AND NOT has_schema_privilege('public', 'awa', 'CREATE'),
     'PUBLIC has no right on the schema');

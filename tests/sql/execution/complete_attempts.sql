@@ -96,4 +96,73 @@ BEGIN ISOLATION LEVEL SERIALIZABLE;
 SELECT is((test.complete(:'job')).outcome, 'completed', 'complete_job works in the application''s isolation level');
 COMMIT;
 
+-- What savepoints do to it. Each is written down in docs/sql-contract.md.
+TRUNCATE test.business;
+SELECT test.start('own') AS job \gset
+BEGIN;
+SAVEPOINT mine;
+INSERT INTO test.business VALUES ('released');
+SELECT test.complete(:'job') \g /dev/null
+RELEASE SAVEPOINT mine;
+COMMIT;
+SELECT is(test.status(:'job'), 'completed', 'a completion in a released savepoint counts');
+SELECT test.start('own') AS job \gset
+BEGIN;
+INSERT INTO test.business VALUES ('by itself');
+SAVEPOINT mine;
+SELECT test.complete(:'job') \g /dev/null
+ROLLBACK TO SAVEPOINT mine;
+COMMIT;
+SELECT is(test.status(:'job'), 'open', 'a savepoint that is rolled back takes the completion back, and leaves the rows before it');
+BEGIN;
+SAVEPOINT mine;
+SELECT test.complete(:'job') \g /dev/null
+ROLLBACK TO SAVEPOINT mine;
+INSERT INTO test.business VALUES ('again');
+SELECT is((test.complete(:'job')).outcome, 'completed', 'after it the same transaction can complete');
+COMMIT;
+SELECT is(test.status(:'job'), 'completed', 'and does');
+CREATE FUNCTION test.swallow(p_job jsonb) RETURNS text LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO test.business VALUES ('of a stale attempt');
+    BEGIN
+        PERFORM test.complete(p_job);
+    EXCEPTION WHEN SQLSTATE 'JQ001' THEN
+        RETURN SQLSTATE;
+    END;
+END $$;
+SELECT is(test.swallow(:'job'), 'JQ001', 'an EXCEPTION block hides that an attempt is stale');
+SELECT set_eq('SELECT note FROM test.business', $$ VALUES ('released'), ('by itself'), ('again'), ('of a stale attempt') $$, 'and keeps its rows');
+
+-- The unique key goes with the job, and comes back with a rollback.
+SELECT test.start('own', '{"unique": {"key": "00000000000000000000000000000001", "states": ["available", "running"]}}') AS job \gset
+CREATE FUNCTION test.again(p_queue text) RETURNS boolean LANGUAGE sql AS $$
+    SELECT (awa.insert_job('k', queue => p_queue, opts => '{"unique": {"key": "00000000000000000000000000000001", "states": ["available", "running"]}}')).duplicate
+$$;
+BEGIN;
+SELECT test.complete(:'job') \g /dev/null
+SELECT is(test.again('next'), false, 'with the completion the key is free, for the same transaction first');
+ROLLBACK;
+SELECT is(test.again('next'), true, 'a rollback gives it back');
+SELECT test.complete(:'job') \g /dev/null
+SELECT is(test.again('next'), false, 'a commit frees it');
+
+-- The caller needs the right on this one function, and its own on its own rows.
+DROP ROLE IF EXISTS awa_test_handler;
+CREATE ROLE awa_test_handler;
+GRANT USAGE ON SCHEMA awa, test TO awa_test_handler;
+GRANT EXECUTE ON FUNCTION awa.complete_job(bigint, bigint, integer, bigint, bigint, jsonb) TO awa_test_handler;
+GRANT INSERT ON test.business TO awa_test_handler;
+SELECT test.start('own') AS job \gset
+SET ROLE awa_test_handler;
+BEGIN;
+INSERT INTO test.business VALUES ('of a plain role');
+SELECT is((test.complete(:'job')).outcome, 'completed', 'EXECUTE on complete_job is all it takes');
+COMMIT;
+SELECT throws_ok('SELECT awa.version()', '42501', NULL, 'and all there is');
+RESET ROLE;
+SELECT is(test.status(:'job'), 'completed', 'it is completed');
+DROP OWNED BY awa_test_handler;
+DROP ROLE awa_test_handler;
+
 SELECT * FROM finish();

@@ -19,6 +19,14 @@ from .output import as_json
     help="Starts the worker; it gets AWA_DSN and AWA_QUEUE in its environment.",
 )
 @click.option(
+    "--rule",
+    "rules",
+    multiple=True,
+    metavar="NUMBER",
+    type=click.Choice([rule.number for rule in driver.RULES]),
+    help="Check this rule alone, besides W1; may be given again.",
+)
+@click.option(
     "--timeout",
     type=float,
     default=30,
@@ -28,7 +36,9 @@ from .output import as_json
 @click.option("--verbose", is_flag=True, help="Show what the worker prints, on stderr.")
 @common_options
 @pass_options
-def conformance(options: Options, worker: str, timeout: float, verbose: bool) -> None:
+def conformance(
+    options: Options, worker: str, rules: tuple[str, ...], timeout: float, verbose: bool
+) -> None:
     """Drive a worker through the rules of docs/conformance.md.
 
     Use a database that nothing else works on: its settings are changed for the time of the run, and
@@ -40,6 +50,7 @@ def conformance(options: Options, worker: str, timeout: float, verbose: bool) ->
         worker,
         schema=options.schema,
         timeout=timeout,
+        rules=rules,
         output=sys.stderr if verbose else None,
     ):
         verdicts.append(verdict)

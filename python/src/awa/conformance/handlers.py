@@ -72,8 +72,9 @@ async def conformance_progress(job: Job) -> Json:
 
 
 @handlers.task(completes_itself=True)
-async def conformance_transaction(job: Job) -> None:
-    """Write a row and complete in one transaction."""
+async def conformance_transaction(job: Job, seconds: float) -> None:
+    """Write a row and complete in one transaction, some time later."""
     async with await psycopg.AsyncConnection.connect(os.environ["AWA_DSN"]) as conn:
         await conn.execute("INSERT INTO awa_conformance (job_id) VALUES (%s)", [job.id])
+        await asyncio.sleep(seconds)
         await job.complete(conn)
