@@ -38,6 +38,7 @@ SETTINGS = {
     "claim_rotate_seconds": 0.2,
     "terminal_retention_seconds": 0,
     "attempt_evidence_seconds": 0,
+    "dump_lock_seconds": 0,
 }
 STEPS = (
     "publish_queue",
