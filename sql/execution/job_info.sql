@@ -203,18 +203,18 @@ DECLARE
     v_done @extschema@.done_entries;
 BEGIN
     IF v_ready.is_unclaimed THEN
-        state := 'available';
+        state := 'available'::@extschema@.job_state;
         RETURN;
     END IF;
     state := (@extschema@._find_deferred(p_job_id)).state;
     IF state IS NULL AND ((@extschema@._find_open_lease(p_job_id)).job_id IS NOT NULL
         OR (v_ready.slot IS NOT NULL AND (@extschema@._find_receipt(v_ready."position")).batch_id IS NOT NULL)) THEN
-        state := 'running';
+        state := 'running'::@extschema@.job_state;
     END IF;
     IF state IS NOT NULL THEN
         RETURN;
     END IF;
-    SELECT 'failed', d.dlq_at, 'dlq_retention_seconds' INTO state, finalized_at, retention
+    SELECT 'failed'::@extschema@.job_state, d.dlq_at, 'dlq_retention_seconds' INTO state, finalized_at, retention
     FROM @extschema@.dlq_entries d WHERE d.job_id = p_job_id;
     IF FOUND THEN
         RETURN;
@@ -225,7 +225,7 @@ BEGIN
         finalized_at := v_done.finalized_at;
     ELSIF v_ready.slot IS NOT NULL THEN
         finalized_at := (@extschema@._completion_of(v_ready.slot, v_ready."position")).finalized_at;
-        state := CASE WHEN finalized_at IS NOT NULL THEN 'completed' END;
+        state := CASE WHEN finalized_at IS NOT NULL THEN 'completed'::@extschema@.job_state END;
     END IF;
     retention := @extschema@._retention_of(state);
 END

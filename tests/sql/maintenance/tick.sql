@@ -43,12 +43,6 @@ SELECT count(*) FROM awa.tick() \g /dev/null
 SELECT is(current_setting('lock_timeout'), '7s', 'a tick leaves the lock_timeout of its caller as it was');
 COMMIT;
 
-BEGIN;
-SELECT is((SELECT count(*) FROM awa.tick('{"steps": ["promote"]}')), 1::bigint, 'a tick');
-SELECT is(current_setting('lock_timeout'), '100ms', 'never waits long for a lock');
-COMMIT;
-SELECT isnt(current_setting('lock_timeout'), '100ms', 'which ends with its transaction');
-
 -- Hints that lead are lowered.
 SELECT format('%s', l.hint_seq) AS hint FROM awa.queue_lanes l WHERE l.queue = 'q' LIMIT 1 \gset
 SELECT setval(:'hint', 9000000000000000000) \g /dev/null
