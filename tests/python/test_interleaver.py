@@ -11,12 +11,14 @@ import pytest
 from interleaver import MUTANTS, SCHEDULES, play
 from interleaver.schedules import run_schedule
 from interleaver.script import build
-from interleaver.world import new_database
+from interleaver.world import KEY_SEED, new_database
 
 if TYPE_CHECKING:
     from conftest import DatabaseServer
 
 SEEDS = range(1, 7)
+KEY_SEEDS = range(KEY_SEED, KEY_SEED + 2)
+KEY_MUTANTS = {"retry does not take its key", "a claim on a key is deleted while its job lives"}
 STEPS = 6000
 # Which directed schedule finds which mutant.
 DIRECTED = [
@@ -32,6 +34,8 @@ DIRECTED = [
         "job is deferred into a bucket that is pruned",
     ),
     ("prune of a bucket lets writers in", "job is deferred while prune holds its bucket"),
+    ("takeover of a key does not look again", "key is taken over while a producer looks"),
+    ("holder in an old snapshot", "holder ends after a snapshot"),
 ]
 DIRECTED_LONG = [
     ("horizon from an id of before", "claim has an older id than a producer"),
@@ -73,6 +77,8 @@ ONLY_DIRECTED = {
     "prune does not recheck",
     "prune of a bucket does not look again",
     "prune of a bucket lets writers in",
+    "takeover of a key does not look again",
+    "holder in an old snapshot",
 }
 
 
@@ -92,7 +98,7 @@ def broken_by(
         return run_schedule(dsn, schedule)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", [*SEEDS, *KEY_SEEDS])
 def test_no_random_schedule_breaks_the_engine(
     server: DatabaseServer, engine: str, seed: int
 ) -> None:
@@ -126,7 +132,8 @@ def test_a_mutant_still_applies(mutant: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("mutant", [name for name in MUTANTS if name not in ONLY_DIRECTED])
 def test_a_random_schedule_breaks_a_mutant(server: DatabaseServer, mutant: str) -> None:
-    results = (play(server.dsn, seed, STEPS, MUTANTS[mutant]) for seed in SEEDS)
+    seeds = range(KEY_SEED, KEY_SEED + 6) if mutant in KEY_MUTANTS else SEEDS
+    results = (play(server.dsn, seed, STEPS, MUTANTS[mutant]) for seed in seeds)
     found = next((str(result) for result in results if result.broken), None)
     print(found)
     assert found, f"no seed found {mutant}"

@@ -23,6 +23,7 @@ READ_COMMITTED, REPEATABLE_READ = IsolationLevel.READ_COMMITTED, IsolationLevel.
 # A lock that another transaction holds, a snapshot that is too old: such a transaction is repeated.
 EXPECTED = {"55P03", "40001"}
 READY_FROM = 1 << 42  # ids from here on are positions: the job was ready at once
+KEYS = 5  # unique keys that producers share
 
 Rows = list[tuple[Any, ...]]
 
@@ -220,6 +221,12 @@ class Producer(Actor):
         is_plain = self.random.random() < 0.6
         attempts = 25 if is_plain else self.random.choice((1, 2, 3))
         pause = self.maybe_pause(0.25, "insert", "row", "row")
+        if self.world.has_keys and self.random.random() < 0.4:
+            job = Job(0, self.world.new_mark(), queue, priority, attempts)
+            job.key = self.random.randrange(KEYS)
+            pause = self.maybe_pause(0.3, "insert", "row", "key", "key")
+            self.insert_unique(job, pause, is_late=self.random.random() < 0.2)
+            return
         shape = self.random.choice(("one", "one", "many", "mixed", "later"))
         if shape == "mixed":
             targets = [self.random.choice(self.world.targets) for _ in range(2)]
@@ -256,6 +263,31 @@ class Producer(Actor):
                 options = '{"delay_seconds": 0.001}'
             sql = "SELECT job_id FROM awa.insert_job('k', %s, %s, %s, %s, NULL, %s)"
             self.run(sql, (args[0], queue, priority, attempts, options), got, pause)
+
+    def insert_unique(
+        self, job: Job, pause: tuple[str, int] | None = None, *, is_late: bool = False
+    ) -> None:
+        options: dict[str, object] = {"unique": {"key": f"{job.key:032x}"}}
+        if is_late:
+            options |= {"delay_seconds": 0.001}
+
+        def got(rows: Rows) -> None:
+            [(job_id, is_duplicate)] = rows
+            self.world.seen[f"unique {'duplicate' if is_duplicate else 'new'}"] += 1
+            if not is_duplicate:
+                job.job_id = job_id
+                job.position = job_id if job_id >= READY_FROM else None
+                job.is_late = pause is not None
+                self.pending.append(job)
+            elif pause is None:
+                mine = [other.job_id for other in self.pending if other.key == job.key]
+                holders = self.world.ledger.holders(job.key) + mine
+                if job_id not in holders:
+                    raise Broken(f"key {job.key}: job {job_id} is said to hold it, not {holders}")
+
+        sql = "SELECT job_id, duplicate FROM awa.insert_job('k', %s, %s, %s, %s, NULL, %s)"
+        values = (json.dumps({"mark": job.mark}), job.queue, job.priority, job.max_attempts)
+        self.run(sql, (*values, json.dumps(options)), got, pause)
 
 
 class Claimer(Actor):
@@ -472,6 +504,69 @@ class Canceller(Actor):
                     raise Broken(f"cancel of job {job_id} answered {answer}, but it is {state}")
 
 
+class Changer(Actor):
+    """Gives jobs that ended another life, and changes those that wait."""
+
+    isolations = (READ_COMMITTED,) * 11 + (REPEATABLE_READ,)
+
+    def move(self) -> None:
+        x = self.random.random()
+        if x < 0.4:
+            jobs = list(self.world.ledger.jobs.values())[-80:]
+            is_retry = self.random.random() < 0.6
+            jobs = [job for job in jobs if is_retry != (job.state == "waiting")] or jobs
+            jobs = [job for job in jobs if job.state not in ("running", "completed")] or jobs
+            if jobs and is_retry:
+                self.retry(self.random.choice(jobs))
+            elif jobs:
+                self.update(self.random.choice(jobs))
+        elif x < 0.7:
+            self.end()
+
+    def retry(self, job: Job, pause: tuple[str, int] | None = None) -> None:
+        pause = pause or self.maybe_pause(0.2, "retry", "undo", "undo_seen", "key", "key")
+        self.change(job, "retry_job(%s)", (), partial(self.world.ledger.retry, job.job_id), pause)
+
+    def update(self, job: Job) -> None:
+        mark = self.world.new_mark()
+        changes = json.dumps({"args": {"mark": mark}})
+        effect = partial(self.world.ledger.update, job.job_id, mark)
+        pause = self.maybe_pause(0.2, "update", "cancel", "take", "insert")
+        self.change(job, "update_job(%s, %s)", (changes,), effect, pause)
+
+    def change(
+        self,
+        job: Job,
+        call: str,
+        values: tuple[str, ...],
+        effect: Callable[[], object],
+        pause: tuple[str, int] | None,
+    ) -> None:
+        self.job, self.is_judged = job, pause is None and not self.effects
+        self.is_retry = call.startswith("retry")
+        self.touched.add(job.job_id)
+        self.holds_lanes = True
+
+        def done(rows: Rows) -> None:
+            self.world.seen[f"{call.split('(')[0]} done"] += 1
+            self.effects.append(effect)
+
+        self.run(f"SELECT awa.{call}::text", (job.job_id, *values), done, pause)
+
+    def failed(self, error: psycopg.Error) -> None:
+        job = self.job
+        match error.sqlstate:
+            case "23505":
+                is_right = bool(self.world.ledger.holders(job.key))
+            case "55000":
+                is_right = job.state != ("dead_lettered" if self.is_retry else "waiting")
+            case _:
+                super().failed(error)
+                return
+        if self.is_judged and not is_right:
+            raise Broken(f"{self.name}: job {job.job_id} is {job.state}, but: {error}") from error
+
+
 class Maintainer(Actor):
     """Plans, publishes, prunes, promotes and rescues, mostly one step per transaction."""
 
@@ -490,6 +585,7 @@ class Maintainer(Actor):
         "evacuate": ("evacuate", "newest", "lease", "lease"),
         "prune_deferred": ("prune", "recheck"),
     }
+    key_steps = ("unique_keys",)  # where jobs have keys
     often = ("plan_queue", "publish_queue", "prune_queue", "prune_queue", "evacuate", "promote")
 
     def reset(self) -> None:
@@ -500,12 +596,13 @@ class Maintainer(Actor):
         if self.has_snapshot and self.random.random() < 0.9:
             self.end()
             return
-        step = self.random.choice((*self.steps, *self.often))
+        keys = self.key_steps if self.world.has_keys else ()
+        step = self.random.choice((*self.steps, *self.often, *keys))
         steps = [step]
         if self.random.random() < 0.05:
             # Without rescue: prune in the same call would remove what tells us of it.
             steps = [step for step in self.steps if step != "rescue"]
-        points = self.steps[step]
+        points = self.steps.get(step, ())
         self.tick(steps, self.maybe_pause(0.3, *points) if points else None)
 
     def tick(self, steps: list[str], pause: tuple[str, int] | None = None) -> None:

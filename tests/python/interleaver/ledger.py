@@ -61,6 +61,11 @@ class Job:
     lease: int = 0
     is_late: bool = False  # its producer may have written to a slot that was left before
     position: int | None = None  # of the first life, if the job was ready at once
+    key: int | None = None  # its unique key, which it holds while it is alive
+
+    @property
+    def is_alive(self) -> bool:
+        return self.state in ("waiting", "running")
 
     @property
     def may_be_unsettled(self) -> bool:
@@ -99,7 +104,33 @@ class Ledger:
     def insert(self, job: Job) -> None:
         if job.job_id in self.jobs:
             raise Broken(f"two inserts answered job {job.job_id}")
+        self.check_key(job)
         self.jobs[job.job_id] = job
+
+    def holders(self, key: int | None) -> list[int]:
+        """The living jobs of a key."""
+        alive = (job for job in self.jobs.values() if job.is_alive)
+        return [job.job_id for job in alive if job.key == key is not None]
+
+    def check_key(self, job: Job) -> None:
+        """A job that begins a life is the only living one of its key."""
+        if holders := self.holders(job.key):
+            raise Broken(f"job {job.job_id} got key {job.key}, but {holders} hold it")
+
+    def retry(self, job_id: int) -> None:
+        job = self.jobs[job_id]
+        if job.state in ("running", "completed"):
+            raise Broken(f"job {job_id} was retried, but is {job.state}")
+        if job.state != "waiting":
+            self.check_key(job)
+            job.state, job.attempt = "waiting", 0
+        job.position = None
+
+    def update(self, job_id: int, mark: int) -> None:
+        job = self.jobs[job_id]
+        if job.state != "waiting":
+            raise Broken(f"job {job_id} was updated, but is {job.state}")
+        job.mark, job.position = mark, None
 
     def claim(self, claims: Iterable[Claim], owner: str) -> None:
         for claim in claims:

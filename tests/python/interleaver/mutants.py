@@ -180,4 +180,24 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
             "            WHERE d.job_id IN (SELECT u.job_id FROM due u WHERE u.ahead <= $5)",
         ),
     ),
+    # ---- unique keys
+    "takeover of a key does not look again": (
+        Edit(
+            "_replace_key_claim",
+            " AND c.job_id = p_old.job_id AND c.taken_at = p_old.taken_at\n"
+            "          AND c.expires_at IS NOT DISTINCT FROM p_old.expires_at",
+            "",
+        ),
+    ),
+    "retry does not take its key": (
+        Edit("_place_job", "PERFORM @extschema@._retake_key(v_job, p_now);", "NULL;"),
+    ),
+    "a claim on a key is deleted while its job lives": (
+        Edit("_sweep_keys", "IF v_found.is_alive OR NOT", "IF NOT"),
+        Edit("_sweep_keys", "ELSIF v_found.holds THEN", "ELSIF false THEN"),
+    ),
+    "holder in an old snapshot": (
+        Edit("_look_for_holders", " AND @extschema@._is_read_committed()\n", "\n"),
+        Edit("_key_holder", "NOT @extschema@._still_holds(p_claim, p_now)", "false"),
+    ),
 }

@@ -377,6 +377,40 @@ def job_is_deferred_while_prune_holds_its_bucket(world: World) -> None:
     world.drain()
 
 
+def key_is_taken_over_while_a_producer_looks(world: World) -> None:
+    """A producer has found a key whose job has ended; another producer takes it over; then the
+    first one goes on."""
+    first, second = Producer(world, "first"), Producer(world, "second")
+    world.actors += [first, second]
+    insert_with_key(world, second)
+    world.claim_all()
+    world.finish_all()
+    insert_with_key(world, first, ("key", 0))
+    must(first.thread is not None, "the producer waits at its pause point")
+    insert_with_key(world, second)
+    first.resume()
+    first.end(True)
+    must(world.seen["unique new"] == 2, "the other two producers have the key")
+    must(world.seen["unique duplicate"] == 1, "the first one has not")
+    world.drain()
+
+
+def holder_ends_after_a_snapshot(world: World) -> None:
+    """A job ends after the snapshot was taken in which a producer looks for who has its key."""
+    first, second = Producer(world, "first"), Producer(world, "second")
+    world.actors += [first, second]
+    insert_with_key(world, second)
+    first.begin(REPEATABLE_READ)
+    first.run("SELECT 1 FROM awa.queue_meta LIMIT 1")
+    [job_id] = world.ledger.holders(1)
+    must(world.query("SELECT awa.cancel_job(%s)", job_id) == [("cancelled",)], "the job ends")
+    world.ledger.cancel(job_id)
+    first.insert_unique(Job(0, world.new_mark(), "one", 2, 25, key=1))
+    first.end(True)
+    must(world.seen["unique new"] == 2, "both have got the key")
+    world.drain()
+
+
 def cancel_meets_a_move_between_buckets(world: World) -> None:
     """A deferred job has been found in the far leaf; it is moved; then it is cancelled there."""
     world.query("SELECT setval('awa.job_ids', 32)")
@@ -418,6 +452,8 @@ SCHEDULES: dict[str, Callable[[World], None]] = {
     "job is deferred into a bucket that is pruned": job_is_deferred_into_a_bucket_that_is_pruned,
     "job is deferred while prune holds its bucket": job_is_deferred_while_prune_holds_its_bucket,
     "cancel meets a move between buckets": cancel_meets_a_move_between_buckets,
+    "key is taken over while a producer looks": key_is_taken_over_while_a_producer_looks,
+    "holder ends after a snapshot": holder_ends_after_a_snapshot,
 }
 
 
@@ -482,6 +518,14 @@ def start_insert(producer: Producer, pause: tuple[str, int] | None = ("insert", 
 def release(world: World, step: str) -> None:
     """The first of the two transactions in which a slot goes."""
     must(world.tick(step) == "released", "the slot is released")
+
+
+def insert_with_key(world: World, producer: Producer, pause: tuple[str, int] | None = None) -> None:
+    """Let a producer insert a job with the same key each time, and commit unless it pauses."""
+    producer.begin(READ_COMMITTED)
+    producer.insert_unique(Job(0, world.new_mark(), "one", 2, 25, key=1), pause)
+    if pause is None:
+        producer.end(True)
 
 
 def start_prune(maintainer: Maintainer, step: str) -> None:

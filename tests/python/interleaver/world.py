@@ -21,6 +21,7 @@ from .actors import (
     Actor,
     Bystander,
     Canceller,
+    Changer,
     Claimer,
     Finisher,
     Maintainer,
@@ -29,7 +30,7 @@ from .actors import (
 from .ledger import Broken, Claim, Job, Ledger, Token
 from .script import CLAIM_SLOTS, LOCK_TIMEOUT, PAUSE_LOCK, QUEUE_SLOTS, Edit, build
 
-__all__ = ["Broken", "Result", "World", "new_database", "play"]
+__all__ = ["KEY_SEED", "Broken", "Result", "World", "new_database", "play"]
 
 SETTINGS = {
     "queue_rotate_seconds": "0.05",
@@ -45,6 +46,7 @@ SETTINGS = {
 # Lanes as (queue, priority). The lane of "late" is made by whoever inserts there first.
 LANES = (("one", 2), ("two", 1), ("two", 3))
 LATE_LANE = ("late", 2)
+KEY_SEED = 100  # from here on jobs have unique keys, and are retried and updated
 PERIOD = 150  # moves
 STORM, TAIL = 120, 30  # moves of a storm; the last ones come after its victim has gone on
 KEPT_MOVES = 90  # lines of the log, about 40 moves
@@ -86,6 +88,7 @@ class World:
 
     def __init__(self, dsn: str, seed: int) -> None:
         self.dsn, self.random = dsn, random.Random(seed)
+        self.has_keys = seed >= KEY_SEED
         self.monitor = psycopg.connect(dsn, autocommit=True, prepare_threshold=None)
         self.monitor.execute(f"SET lock_timeout = '{LOCK_TIMEOUT}'")
         self.monitor.execute("SELECT setseed(0)")
@@ -266,6 +269,8 @@ class World:
         for kind, low, high in sizes:
             for n in range(self.random.choice((low, high, high))):
                 self.actors.append(kind(self, f"{kind.__name__.lower()} {n + 1}"))
+        if self.has_keys:
+            self.actors += [Changer(self, f"changer {n}") for n in (1, 2)]
         if self.random.random() < 0.6:
             sql = "SELECT pg_current_xact_id() IS NULL"
             self.actors.append(Bystander(self, "writer", sql, READ_COMMITTED))
