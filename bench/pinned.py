@@ -37,6 +37,7 @@ SETTINGS = {
 AFTERWARDS = {
     "terminal_retention_seconds": 1,
     "attempt_evidence_seconds": 1,
+    "dump_lock_seconds": 1,
     "queue_rotate_seconds": 0.5,
     "claim_rotate_seconds": 0.5,
 }
