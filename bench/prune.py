@@ -38,7 +38,7 @@ SETTINGS = {
     "claim_rotate_seconds": 0.2,
     "terminal_retention_seconds": 0,
     "attempt_evidence_seconds": 0,
-    "dump_lock_seconds": 0,
+    "dump_lock_seconds": 0.1,
 }
 STEPS = (
     "publish_queue",
@@ -51,7 +51,7 @@ STEPS = (
 )
 PRUNES = ("prune_claim", "prune_queue")
 # An attempt that gave up had a lock as well, if only for a moment.
-LOCKING = ("pruned", "locked", "in_use", "skipped_pruned")
+LOCKING = ("pruned", "released", "locked", "in_use", "skipped_pruned")
 OLDEST = """
     SELECT slot FROM awa.ring_status()
     WHERE ring = 'queue' AND NOT is_current AND row_count > 0 ORDER BY age DESC LIMIT 1
