@@ -430,6 +430,7 @@ def test_a_failed_job_is_not_taken_for_a_completed_one_once_it_is_forgotten(
     set_settings(
         conn,
         terminal_retention_seconds=1,
+        dump_lock_seconds=0,
         failed_retention_seconds=1,
         dlq_retention_seconds=1,
         dlq_default=int(has_dlq),
