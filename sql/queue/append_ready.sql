@@ -24,7 +24,7 @@ BEGIN
     WHERE l.queue = p_queue AND l.priority = p_priority AND l.shard = 0
       AND NOT EXISTS (SELECT FROM @extschema@.queue_meta m
                       WHERE m.queue = p_queue AND (m.enqueue_shards > 1 OR m.strict_fifo))
-    ORDER BY l.lane_id;
+    ORDER BY l.lane_id LIMIT 1;
     -- pause point: insert
     IF v_seq IS NULL THEN
         RETURN NULL;
