@@ -230,30 +230,34 @@ SET search_path = pg_catalog, pg_temp
 AS $function$
 DECLARE
     c_portion constant integer := 32;
+    c_row constant integer := 100;
     v_sizes integer[] := p_seen.sizes;
     v_most integer := least(p_limit, cardinality(p_seen.sizes));
     v_last integer;
     v_max bigint;
 BEGIN
     fitting := p_limit;
-    bytes := p_bytes + coalesce((SELECT sum(s) FROM unnest(v_sizes) s), 0);
+    bytes := p_bytes + coalesce((SELECT sum(s + c_row) FROM unnest(v_sizes) s), 0);
     -- The setting cannot be smaller, so most claims need not read it.
-    IF bytes <= 1048576 AND -1 <> ALL (v_sizes) THEN
+    IF bytes <= 65536 AND -1 <> ALL (v_sizes) THEN
+        RETURN;
+    END IF;
+    v_max := @extschema@._setting('claim_max_bytes');
+    IF bytes <= v_max AND -1 <> ALL (v_sizes) THEN
         RETURN;
     END IF;
     bytes := p_bytes;
-    v_max := @extschema@._setting('claim_max_bytes');
     FOR i IN 1 .. v_most LOOP
         IF v_sizes[i] < 0 THEN
             v_last := least(i + c_portion - 1, v_most);
             v_sizes[i:v_last] := @extschema@._measure_args(
                 p_seen.leaves[i], p_seen.positions[i:v_last], v_sizes[i:v_last]);
         END IF;
-        IF bytes + v_sizes[i] > v_max AND (bytes > 0 OR i > 1) THEN
+        IF bytes + v_sizes[i] + c_row > v_max AND (bytes > 0 OR i > 1) THEN
             fitting := i - 1;
             RETURN;
         END IF;
-        bytes := bytes + v_sizes[i];
+        bytes := bytes + v_sizes[i] + c_row;
     END LOOP;
 END
 $function$;

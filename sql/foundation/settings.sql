@@ -13,8 +13,9 @@ BEGIN ATOMIC
             'Largest args of a job.'),
         ('attempt_evidence_seconds', '600', 0, 86400, 'seconds',
             'How long closed receipts stay, so that attempt_status can answer.'),
-        ('claim_max_bytes', '16777216', 1048576, 268435456, 'bytes',
-            'Largest sum of args that one claim returns; one job always passes.'),
+        ('claim_max_bytes', '131072', 65536, 268435456, 'bytes',
+            'Most that one claim returns: args, and 100 bytes a job; one job always passes. What the buffers of a '
+            'connection cannot take keeps the lane locked until the client reads it.'),
         ('claim_rotate_bytes', '4194304', 8192, 1073741824, 'bytes',
             'Size at which the current slot of the claim ring is left.'),
         ('claim_rotate_seconds', '60', 0.05, 86400, 'seconds',
