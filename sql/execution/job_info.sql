@@ -206,7 +206,7 @@ BEGIN
         state := 'available'::@extschema@.job_state;
         RETURN;
     END IF;
-    state := (@extschema@._find_deferred(p_job_id)).state;
+    state := (@extschema@._find_deferred(p_job_id)).state::@extschema@.job_state;
     IF state IS NULL AND ((@extschema@._find_open_lease(p_job_id)).job_id IS NOT NULL
         OR (v_ready.slot IS NOT NULL AND (@extschema@._find_receipt(v_ready."position")).batch_id IS NOT NULL)) THEN
         state := 'running'::@extschema@.job_state;
