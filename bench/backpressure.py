@@ -16,11 +16,12 @@ from statistics import median
 from typing import Any
 
 import awa
-from bench.calls import INSERT_JOB, Calls
+from bench.calls import Calls
 from bench.cluster import Connection, connect, server
 from bench.jobs import KIND, QUEUE, args_text
 from bench.report import Report, say
 
+PLAIN = "SELECT job_id, pressure FROM awa.insert_job(kind => %s, args => %s::jsonb)"
 SIGNALLED = """
     SELECT job_id, pressure FROM awa.insert_job(
         kind => %s, args => %s::jsonb, opts => '{"backpressure": "signal"}')
@@ -49,7 +50,7 @@ def measure_signal(report: Report, conn: Connection, synchronous_commit: str) ->
     conn.execute("SELECT set_config('synchronous_commit', %s, false)", [synchronous_commit])
     plain, signalled = [], []
     for _ in range(ROUNDS):
-        plain.append(call_microseconds(conn, INSERT_JOB))
+        plain.append(call_microseconds(conn, PLAIN))
         signalled.append(call_microseconds(conn, SIGNALLED))
     percent = (median(s / p for s, p in zip(signalled, plain, strict=True)) - 1) * 100
     params: dict[str, str | int | float] = {"synchronous_commit": synchronous_commit}

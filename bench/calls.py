@@ -8,7 +8,8 @@ from typing import Any, LiteralString
 from bench.cluster import Connection
 from bench.jobs import KIND, QUEUE, args_text
 
-INSERT_JOB = "SELECT job_id FROM awa.insert_job(kind => %s, args => %s::jsonb)"
+# One column of one row: cheaper than a function in FROM, whose rows are stored first.
+INSERT_JOB = "SELECT (awa.insert_job(kind => %s, args => %s::jsonb)).job_id"
 INSERT_MANY = "SELECT count(*) FROM awa.insert_many(kind => %s, args => %s::jsonb[])"
 CLAIM = """
     SELECT claim_slot, batch_id, position
