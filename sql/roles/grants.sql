@@ -75,9 +75,10 @@ BEGIN
         EXECUTE format('GRANT USAGE ON TYPE %s TO %s', v_type, p_role);
     END LOOP;
     FOR v_object IN SELECT c.* FROM @extschema@._capabilities() c WHERE c.capability = p_capability LOOP
-        IF v_object.object_class IN ('view', 'inbox') THEN
-            EXECUTE format('GRANT %s ON @extschema@.%I TO %s',
-                CASE v_object.object_class WHEN 'view' THEN 'SELECT' ELSE 'INSERT' END, v_object.object_name, p_role);
+        IF v_object.object_class = 'view' THEN
+            EXECUTE format('GRANT SELECT ON @extschema@.%I TO %s', v_object.object_name, p_role);
+        ELSIF v_object.object_class = 'inbox' THEN
+            EXECUTE format('GRANT INSERT ON @extschema@.%I TO %s', v_object.object_name, p_role);
         ELSE
             EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %s',
                 (SELECT p.oid::regprocedure FROM pg_proc p
