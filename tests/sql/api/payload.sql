@@ -29,6 +29,7 @@ SELECT results_eq($$ SELECT j.args::text FROM (SELECT awa.insert_many('k', (SELE
 SELECT results_eq($$ SELECT j.args::text FROM awa.insert_jobs((SELECT jsonb_agg(jsonb_build_object('kind', 'k', 'queue', 'jobs', 'args', p.args) ORDER BY p.id) FROM test.payloads p)) i,
                      LATERAL awa.job(i.job_id) j $$,
     $$ SELECT p.args::text FROM test.payloads p ORDER BY p.id $$, 'insert_jobs: all of them');
+SELECT awa.set_setting('claim_max_bytes', '16777216') \g /dev/null
 SELECT is((SELECT string_agg(c.args::text, '' ORDER BY c."position") FROM test.claim('many') c), (SELECT string_agg(p.args::text, '' ORDER BY p.id) FROM test.payloads p),
     'a claim returns them in order');
 
