@@ -30,7 +30,8 @@ BEGIN
                   FOR UPDATE SKIP LOCKED) x),
         gone AS (
             DELETE FROM @extschema@.deferred_jobs_%1$s d
-            WHERE d.job_id IN (SELECT u.job_id FROM due u WHERE u.ahead <= $5)
+            -- A list, not a join, which statistics could turn into a walk over all rows, dead ones included.
+            WHERE d.job_id = ANY (ARRAY(SELECT u.job_id FROM due u WHERE u.ahead <= $5))
             RETURNING d.*),
         stored AS (
             INSERT INTO @extschema@.deferred_jobs
