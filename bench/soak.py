@@ -109,7 +109,9 @@ class Watch:
             if size is not None:
                 self.memory[name].append(size)
         rows: list[Any] = self._conn.execute(
-            "SELECT ring, max(generation) FROM awa.ring_status() GROUP BY ring"
+            # The buckets of deferred jobs turn with the clock, whatever happens.
+            "SELECT ring, max(generation) FROM awa.ring_status()"
+            " WHERE ring <> 'deferred' GROUP BY ring"
         ).fetchall()
         for ring, generation in rows:
             self.generations[ring].append(generation or 0)
