@@ -173,11 +173,13 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
     "move between buckets leaves the old row": (
         Edit(
             "_move_deferred",
-            "DELETE FROM @extschema@.deferred_jobs_%1$s d\n"
-            "            WHERE d.job_id IN (SELECT u.job_id FROM due u WHERE u.ahead <= $5)\n"
-            "            RETURNING d.*",
-            "SELECT d.* FROM @extschema@.deferred_jobs_%1$s d\n"
-            "            WHERE d.job_id IN (SELECT u.job_id FROM due u WHERE u.ahead <= $5)",
+            "DELETE FROM @extschema@.deferred_jobs_%1$s d",
+            "SELECT d.* FROM @extschema@.deferred_jobs_%1$s d",
+        ),
+        Edit(
+            "_move_deferred",
+            "(ARRAY(SELECT u.job_id FROM due u WHERE u.ahead <= $5))\n            RETURNING d.*",
+            "(ARRAY(SELECT u.job_id FROM due u WHERE u.ahead <= $5))",
         ),
     ),
     # ---- unique keys
