@@ -28,9 +28,14 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
 SET enable_bitmapscan = off
+SET enable_sort = off
 AS $function$
 BEGIN
-    IF NOT EXISTS (SELECT FROM @extschema@.runtime_instances i WHERE i.instance_id = p_instance)
+    -- Backwards, which EXISTS would not keep to: under a pinned snapshot heartbeats leave dead versions behind, and the
+    -- living one is in the last page.
+    IF (SELECT i.started_at FROM @extschema@.runtime_instances i
+        WHERE i.instance_id >= p_instance AND i.instance_id <= p_instance
+        ORDER BY i.instance_id DESC LIMIT 1) IS NULL
        AND pg_try_advisory_xact_lock(@extschema@._instance_key(p_instance)) THEN
         INSERT INTO @extschema@.runtime_instances (instance_id, info, started_at) VALUES (p_instance, '{}', p_now)
         ON CONFLICT (instance_id) DO NOTHING;

@@ -43,7 +43,10 @@ BEGIN
         v_slot := v_slots[1];
         v_slots := v_slots[2:];
     END LOOP;
-    SELECT h.* INTO v_head FROM @extschema@.queue_claim_heads h WHERE h.lane_id = p_lane;
+    -- Backwards: under a pinned snapshot the row leaves dead versions behind, and the living one is in the last page.
+    SELECT h.* INTO v_head
+    FROM @extschema@.queue_claim_heads h
+    WHERE h.lane_id >= p_lane AND h.lane_id <= p_lane ORDER BY h.lane_id DESC LIMIT 1;
     IF v_found.claim_no > coalesce(v_head.claim_no, 0) THEN
         v_head := v_found;
     END IF;

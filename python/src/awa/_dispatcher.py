@@ -31,7 +31,7 @@ from ._results import (
 from ._session import Backoff, logger
 from .errors import InvalidArgument
 from .handlers import Task
-from .job import BATCH_ID, CLAIM_SLOT, FINISHED, KIND, POSITION, RUNNING, WAITING, Job, Row
+from .job import ARGS, BATCH_ID, CLAIM_SLOT, FINISHED, KIND, POSITION, RUNNING, WAITING, Job, Row
 from .models import Json
 from .outcomes import Outcome
 
@@ -46,6 +46,8 @@ HOARD_SECONDS = 1.0
 # Jobs are claimed ahead to cover this time, at the pace at which they end: about two claims.
 AHEAD_SECONDS = 0.02
 FLUSH_PAUSE_SECONDS = 0.005
+# Least value of claim_max_bytes: a claim that brings less has brought what there was.
+LARGE_BYTES = 65_536
 LAST_CLAIM_SECONDS = 10.0
 REFUSAL_SECONDS = 1.0
 
@@ -253,10 +255,12 @@ class Dispatcher:
             free = self.concurrency + ahead - self._in_hand
             asked = min(free, self._batch)
             try:
-                claimed = await self._claim(asked, wake_others=asked == free)
-                if claimed:
+                rows = await self._claim(asked, wake_others=asked == free)
+                if rows:
                     self._settling = 0.0
-                if claimed < asked and not self._is_stopping:
+                # What is large comes in portions.
+                is_all = len(rows) < asked and sum(len(row[ARGS]) for row in rows) < LARGE_BYTES
+                if is_all and not self._is_stopping:
                     # The jobs start before the next call is written. That was all there is:
                     # asking for the state is cheaper than an empty claim.
                     await asyncio.sleep(0)
@@ -276,7 +280,7 @@ class Dispatcher:
             self._stuck_at = before
             self._release_waiting("not started")
 
-    async def _claim(self, most: int, *, wake_others: bool) -> int:
+    async def _claim(self, most: int, *, wake_others: bool) -> list[Row]:
         worker = self.worker
         worker.holds.claim_started(self)
         try:
@@ -285,7 +289,7 @@ class Dispatcher:
                 self._accept(rows)
         finally:
             worker.holds.claim_ended(self)
-        return len(rows)
+        return rows
 
     def _accept(self, rows: list[Row]) -> None:
         batches = self.worker.holds.batches

@@ -48,7 +48,7 @@ COLUMNS = (
     BATCH_ID,
     POSITION,
     KIND,
-    _ARGS,
+    ARGS,
     _ATTEMPT,
     _MAX_ATTEMPTS,
     _PRIORITY,
@@ -134,7 +134,7 @@ class Job:
     def args(self) -> Json:
         """The arguments as enqueued."""
         if self._args is _UNREAD:
-            self._args = _json(self._row[_ARGS])
+            self._args = _json(self._row[ARGS])
         return self._args
 
     @property
