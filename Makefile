@@ -13,6 +13,7 @@ BIN := .venv/bin
 EXTVERSION := $(shell sed -n "s/^default_version = '\(.*\)'/\1/p" extension/awa.control)
 SCRIPT := build/awa--$(EXTVERSION).sql
 PACKAGED := python/src/awa/_sql/awa--$(EXTVERSION).sql
+PGTLE := build/pgtle-awa-$(EXTVERSION).sql
 SOURCES := $(shell find sql -name '*.sql' 2>/dev/null)
 
 .PHONY: help all build install dist setup lock check api-manifest test test-one test-long \
@@ -24,7 +25,7 @@ help: ## this list
 # ---- build
 
 all: build
-build: $(SCRIPT) $(PACKAGED) ## concatenate sql/ into one installable script
+build: $(SCRIPT) $(PACKAGED) $(PGTLE) ## concatenate sql/ into one installable script, and wrap it for pg_tle
 
 $(SCRIPT): $(SOURCES) extension/awa.control extension/tools/inline_includes.awk
 	@mkdir -p build
@@ -35,6 +36,10 @@ $(PACKAGED): $(SCRIPT)
 	@mkdir -p $(@D)
 	@rm -f $(@D)/awa--*.sql
 	@cp $< $@
+
+$(PGTLE): $(SCRIPT) extension/awa.control extension/tools/wrap_pgtle.awk
+	@rm -f build/pgtle-awa-*.sql
+	@awk -f extension/tools/wrap_pgtle.awk extension/awa.control $(SCRIPT) > $@
 
 install: build ## install the extension into a server by PGXS (PG_CONFIG=path/to/pg_config)
 	@$(MAKE) --no-print-directory -C extension install PG_CONFIG=$(PG_CONFIG)
