@@ -16,7 +16,7 @@ PACKAGED := python/src/awa/_sql/awa--$(EXTVERSION).sql
 PGTLE := build/pgtle-awa-$(EXTVERSION).sql
 SOURCES := $(shell find sql -name '*.sql' 2>/dev/null)
 
-.PHONY: help all build install dist setup lock check api-manifest test test-one test-long \
+.PHONY: help all build install dist setup lock check secrets audit api-manifest test test-one test-long \
 	test-matrix demo bench bench-peers bench-plots clean
 
 help: ## this list
@@ -73,6 +73,20 @@ lock: build ## pin the newest tools that fit (rewrites tools/requirements.txt)
 
 check: build setup ## static checks: format, lint, types, planes, file shapes
 	@$(BIN)/python -m tools.run_tests --static
+
+# Left out: keys that are published as test vectors, and passwords of servers on the reader's own machine.
+secrets: setup ## look for passwords and keys in the files that git knows
+	@git ls-files -z | xargs -0 $(BIN)/detect-secrets-hook --no-verify --exclude-files '^docs/vectors/' \
+		--exclude-lines '@127\.0\.0\.1\b'
+
+build/audit/ready: tools/audit-requirements.txt
+	@rm -rf build/audit
+	@$(PYTHON) -m venv build/audit
+	@build/audit/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r $<
+	@touch $@
+
+audit: build/audit/ready ## look for known vulnerabilities of the pinned packages (asks the database of pypi.org)
+	@build/audit/bin/pip-audit --strict --no-deps --disable-pip -r tools/requirements.txt -r tools/audit-requirements.txt
 
 api-manifest: build setup ## docs/api-manifest.json as the sources have it, after a change of the public surface that is meant
 	@$(BIN)/python -m tools.api_manifest
