@@ -16,7 +16,7 @@ PACKAGED := python/src/awa/_sql/awa--$(EXTVERSION).sql
 PGTLE := build/pgtle-awa-$(EXTVERSION).sql
 SOURCES := $(shell find sql -name '*.sql' 2>/dev/null)
 
-.PHONY: help all build install dist setup lock check secrets audit api-manifest test test-one test-long \
+.PHONY: help all build install dist wheel setup lock check secrets audit api-manifest test test-one test-long \
 	test-matrix demo bench bench-peers bench-plots clean
 
 help: ## this list
@@ -49,6 +49,12 @@ dist: build ## a PGXN archive of the last commit
 	@sed 's/@VERSION@/$(EXTVERSION)/' extension/META.json.in > build/META.json
 	@git archive --format=zip --prefix=awa-$(EXTVERSION)/ --add-file=build/META.json \
 		-o dist/awa-$(EXTVERSION).zip HEAD
+
+WHEELS ?= dist
+wheel: build setup ## the Python package as a wheel, install script included (WHEELS=folder)
+	@mkdir -p $(WHEELS)
+	@$(BIN)/python -m pip --disable-pip-version-check wheel --quiet --no-deps --no-build-isolation \
+		--wheel-dir $(WHEELS) ./python
 
 # ---- environment
 
