@@ -13,9 +13,10 @@ BIN := .venv/bin
 EXTVERSION := $(shell sed -n "s/^default_version = '\(.*\)'/\1/p" extension/awa.control)
 SCRIPT := build/awa--$(EXTVERSION).sql
 PACKAGED := python/src/awa/_sql/awa--$(EXTVERSION).sql
+PGTLE := build/pgtle-awa-$(EXTVERSION).sql
 SOURCES := $(shell find sql -name '*.sql' 2>/dev/null)
 
-.PHONY: help all build install dist setup lock check api-manifest test test-one test-long \
+.PHONY: help all build install dist wheel setup lock check secrets audit api-manifest test test-one test-long \
 	test-matrix demo bench bench-peers bench-plots clean
 
 help: ## this list
@@ -24,7 +25,7 @@ help: ## this list
 # ---- build
 
 all: build
-build: $(SCRIPT) $(PACKAGED) ## concatenate sql/ into one installable script
+build: $(SCRIPT) $(PACKAGED) $(PGTLE) ## concatenate sql/ into one installable script, and wrap it for pg_tle
 
 $(SCRIPT): $(SOURCES) extension/awa.control extension/tools/inline_includes.awk
 	@mkdir -p build
@@ -36,6 +37,10 @@ $(PACKAGED): $(SCRIPT)
 	@rm -f $(@D)/awa--*.sql
 	@cp $< $@
 
+$(PGTLE): $(SCRIPT) extension/awa.control extension/tools/wrap_pgtle.awk
+	@rm -f build/pgtle-awa-*.sql
+	@awk -f extension/tools/wrap_pgtle.awk extension/awa.control $(SCRIPT) > $@
+
 install: build ## install the extension into a server by PGXS (PG_CONFIG=path/to/pg_config)
 	@$(MAKE) --no-print-directory -C extension install PG_CONFIG=$(PG_CONFIG)
 
@@ -44,6 +49,12 @@ dist: build ## a PGXN archive of the last commit
 	@sed 's/@VERSION@/$(EXTVERSION)/' extension/META.json.in > build/META.json
 	@git archive --format=zip --prefix=awa-$(EXTVERSION)/ --add-file=build/META.json \
 		-o dist/awa-$(EXTVERSION).zip HEAD
+
+WHEELS ?= dist
+wheel: build setup ## the Python package as a wheel, install script included (WHEELS=folder)
+	@mkdir -p $(WHEELS)
+	@$(BIN)/python -m pip --disable-pip-version-check wheel --quiet --no-deps --no-build-isolation \
+		--wheel-dir $(WHEELS) ./python
 
 # ---- environment
 
@@ -68,6 +79,20 @@ lock: build ## pin the newest tools that fit (rewrites tools/requirements.txt)
 
 check: build setup ## static checks: format, lint, types, planes, file shapes
 	@$(BIN)/python -m tools.run_tests --static
+
+# Left out: keys that are published as test vectors, and passwords of servers on the reader's own machine.
+secrets: setup ## look for passwords and keys in the files that git knows
+	@git ls-files -z | xargs -0 $(BIN)/detect-secrets-hook --no-verify --exclude-files '^docs/vectors/' \
+		--exclude-lines '@127\.0\.0\.1\b'
+
+build/audit/ready: tools/audit-requirements.txt
+	@rm -rf build/audit
+	@$(PYTHON) -m venv build/audit
+	@build/audit/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r $<
+	@touch $@
+
+audit: build/audit/ready ## look for known vulnerabilities of the pinned packages (asks the database of pypi.org)
+	@build/audit/bin/pip-audit --strict --no-deps --disable-pip -r tools/requirements.txt -r tools/audit-requirements.txt
 
 api-manifest: build setup ## docs/api-manifest.json as the sources have it, after a change of the public surface that is meant
 	@$(BIN)/python -m tools.api_manifest

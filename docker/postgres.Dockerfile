@@ -1,6 +1,7 @@
 # PostgreSQL with the extension. Run "make build" first.
-ARG POSTGRES_VERSION=18
-FROM postgres:${POSTGRES_VERSION}
-COPY extension/awa.control build/awa--*.sql /tmp/awa/
-RUN mv /tmp/awa/* "$(pg_config --sharedir)/extension/" && rmdir /tmp/awa
+ARG BASE=postgres:18.6-bookworm
+FROM ${BASE}
+COPY extension/awa.control build/awa--*.sql /usr/share/postgresql/${PG_MAJOR}/extension/
 COPY docker/create_extension.sql /docker-entrypoint-initdb.d/
+# The base image's user "postgres".
+USER 999:999

@@ -9,8 +9,9 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-# CREATE EXTENSION refuses these in a schema name, since the text is replaced inside quoted bodies.
-_FORBIDDEN_CHARACTERS = "\"$'\\"
+# The name is put into quoted bodies, into literals and into patterns of format().
+_FORBIDDEN_CHARACTERS = "\"$'\\%"
+_MAX_NAME_BYTES = 63
 
 
 class InstallError(Exception):
@@ -39,16 +40,13 @@ def install(
     It is one transaction (a savepoint inside the caller's own). Installations into the same
     database wait for each other. With `owner` the objects are given to that role.
     """
-    if not schema or set(schema) & set(_FORBIDDEN_CHARACTERS):
-        raise InstallError(
-            f"{schema!r} cannot be the schema's name",
-            f"It must not be empty, nor have one of the characters {_FORBIDDEN_CHARACTERS}",
-        )
+    _check_name(schema)
     version, script = install_script()
     with conn.transaction():
         conn.execute("SELECT pg_advisory_xact_lock(hashtextextended('awa install', 0))")
         found, extension = _look(conn, schema)
         if found is None:
+            _make_schema(conn, schema)
             _run(conn, schema, script)
         elif found != version:
             raise InstallError(
@@ -59,6 +57,16 @@ def install(
             set_owner = sql.SQL("SELECT {}.set_owner(quote_ident(%s)::regrole)")
             conn.execute(set_owner.format(sql.Identifier(schema)), [owner])
     return Installation(schema, version, installed=found is None, extension=extension)
+
+
+def _check_name(schema: str) -> None:
+    good = schema.isprintable() and not set(schema) & set(_FORBIDDEN_CHARACTERS)
+    if not good or not 0 < len(schema.encode()) <= _MAX_NAME_BYTES or schema.startswith("pg_"):
+        raise InstallError(
+            f"{schema!r} cannot be the schema's name",
+            f"It has 1 to {_MAX_NAME_BYTES} bytes, does not start with pg_, and has neither"
+            f" unprintable characters nor one of {_FORBIDDEN_CHARACTERS}",
+        )
 
 
 def install_script() -> tuple[str, str]:
@@ -103,9 +111,33 @@ def _look(conn: psycopg.Connection[Any], schema: str) -> tuple[str | None, bool]
     return None, False
 
 
+def _make_schema(conn: psycopg.Connection[Any], schema: str) -> None:
+    """Make the schema unless it is there: one's own schema needs no right to make another."""
+    rights = """
+        SELECT n.oid IS NOT NULL, has_schema_privilege(n.oid, 'CREATE'),
+               has_database_privilege(d.oid, 'CREATE'), quote_ident(d.datname), quote_ident(%s),
+               quote_ident(current_user)
+        FROM pg_database d LEFT JOIN pg_namespace n ON n.nspname = %s
+        WHERE d.datname = current_database()
+    """
+    [row] = conn.execute(rights, [schema, schema]).fetchall()
+    exists, may_use, may_make, database, name, user = row
+    if exists and not may_use:
+        raise InstallError(
+            f'role {user} may not create anything in schema "{schema}"',
+            f"Its owner or a superuser runs: ALTER SCHEMA {name} OWNER TO {user}",
+        )
+    if not exists and not may_make:
+        raise InstallError(
+            f"role {user} may not create a schema in database {database}",
+            f"The database's owner runs: CREATE SCHEMA {name} AUTHORIZATION {user}",
+        )
+    if not exists:
+        conn.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
+
+
 def _run(conn: psycopg.Connection[Any], schema: str, script: str) -> None:
     name = sql.Identifier(schema)
-    conn.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(name))
     # What CREATE EXTENSION sets while it runs a script.
     conn.execute("SET LOCAL client_min_messages = warning")
     conn.execute("SET LOCAL check_function_bodies = off")
