@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 # A runner gives the event loop a turn after this long without waiting.
 TURN_SECONDS = 0.002
 _SETTLING_MOST = 0.25
+_POLL_FIRST = 0.05
 # How long jobs that were claimed ahead may wait while no handler ends.
 HOARD_SECONDS = 1.0
 # Jobs are claimed ahead to cover this time, at the pace at which they end: about two claims.
@@ -106,6 +107,8 @@ class Dispatcher:
         self._bell = asyncio.Event()
         # Pause between looks at positions that producers have not committed yet.
         self._settling = 0.0
+        # Pause between looks where no notification arrives.
+        self._polling = 0.0
         self._is_stopping = False
         self._is_drained = False
         self._claiming: asyncio.Task[None] | None = None
@@ -255,7 +258,7 @@ class Dispatcher:
             try:
                 claimed = await self._claim(asked, wake_others=asked == free)
                 if claimed:
-                    self._settling = 0.0
+                    self._settling = self._polling = 0.0
                 if claimed < asked and not self._is_stopping:
                     # The jobs start before the next call is written. That was all there is:
                     # asking for the state is cheaper than an empty claim.
@@ -327,11 +330,16 @@ class Dispatcher:
                     # Listen first and look again: what was rung before is lost.
                     if await self.worker.listener.listen(channel):
                         continue
-                    wait = min(wait, self.worker.poll_interval)
+                    wait = self._next_poll(wait)
             else:
-                wait = min(wait, self.worker.poll_interval)
+                wait = self._next_poll(wait)
             await self._wait_for_bell(wait * (0.9 + random.random() / 5))
             return
+
+    def _next_poll(self, most: float) -> float:
+        """Where one job came, the next may follow soon."""
+        self._polling = min(self._polling * 2 or _POLL_FIRST, most, self.worker.poll_interval)
+        return self._polling
 
     async def _wait_for_bell(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
