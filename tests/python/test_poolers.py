@@ -16,6 +16,7 @@ import pytest
 
 import awa
 import test_client
+from awa import listener
 from awa._pooler import BACKEND, is_pooled
 from awa._session import AsyncSession, SessionSettings, connect_blocking
 from conftest import Database, DatabaseServer
@@ -194,10 +195,10 @@ def test_notifications_are_tested_before_they_are_relied_upon(
         client.set_setting("idle_poll_ms", "60000")
 
         async def scenario(worker: awa.Worker) -> None:
-            listener = worker.listener
-            assert listener is not None
-            await until(lambda: listener._is_tested or not listener.works)
-            assert listener.works is (mode == "session")
+            mine = worker.listener
+            assert mine is not None
+            await until(lambda: mine._is_tested or not mine.works)
+            assert mine.works is (mode == "session")
             for n in range(3):
                 await until(lambda: worker._claims.is_connected)
                 await asyncio.sleep(0.3)
@@ -214,6 +215,21 @@ def test_notifications_are_tested_before_they_are_relied_upon(
         assert len(warnings) == 1
         assert "pooler in transaction mode" in warnings[0]
         assert_no_state_is_left(database)
+
+
+def test_a_notification_that_does_not_arrive_is_missed(
+    direct: Database, poolers: dict[str, PgBouncer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where no look at the backends gives the pooler away."""
+    monkeypatch.setattr(listener, "SESSION_LOOKS", 0)
+    monkeypatch.setattr(listener, "SELF_TEST_SECONDS", 1)
+
+    async def scenario(worker: awa.Worker) -> None:
+        mine = worker.listener
+        assert mine is not None
+        await until(lambda: not mine.works)
+
+    work(Database(direct.name, poolers["transaction"].dsn(direct.dsn)), {"k": print}, scenario)
 
 
 def test_a_pooler_is_seen_in_any_mode(database: Database, direct: Database) -> None:

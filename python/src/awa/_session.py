@@ -30,6 +30,7 @@ _DEFAULTS: Mapping[str, str | int] = {
     "keepalives_count": 3,
     "tcp_user_timeout": 20_000,
 }
+READ_ONLY = "25006"
 # Nor may the role's defaults end a connection that waits for work.
 KEEP_IDLE = "SET idle_session_timeout = 0"
 _SET_UP = "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED; " + KEEP_IDLE
@@ -81,6 +82,8 @@ class Outage:
             silent, self._silent = self._silent, 0
         more = f" ({silent} more messages left out)" if silent else ""
         text = "; ".join(line.strip() for line in str(error).splitlines())
+        if getattr(error, "sqlstate", None) == READ_ONLY:
+            text = "the server is read-only, a standby perhaps, or not the primary any more"
         logger.warning("%s: %s: %s; trying again%s", what, type(error).__name__, text, more)
 
 
@@ -176,7 +179,7 @@ class AsyncSession:
 
     async def _recover(self, conn: AsyncConnection[Any], error: psycopg.Error) -> None:
         # A server that turned read-only may be a former primary: connect anew to find the next.
-        if conn.closed or error.sqlstate in (None, "25006") or error.sqlstate[:2] == "57":
+        if conn.closed or error.sqlstate in (None, READ_ONLY) or error.sqlstate[:2] == "57":
             await conn.close()
         elif not conn.autocommit:
             await conn.rollback()
