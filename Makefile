@@ -131,7 +131,7 @@ build/bench/plots/ready: bench/plots/requirements.txt
 bench-plots: build/bench/plots/ready ## docs/benchmarks.md and its charts, from bench/results/*.jsonl
 	@build/bench/plots/bin/python -m bench.plots.page $(BENCH_ARGS)
 
-bench-%: ## the same by name: wal drain insert enqueue latency backpressure blake3 producers workers prune deadline pinned soak
+bench-%: ## the same by name: wal drain insert enqueue latency backpressure blake3 producers workers prune deadline pinned poolers soak
 	@$(MAKE) --no-print-directory -s build setup >&2
 	@$(BIN)/python -m bench.$* $(BENCH_ARGS)
 

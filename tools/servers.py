@@ -313,8 +313,7 @@ class Cluster:
         self.directory.chmod(0o755)  # the socket is in here
         atexit.register(self.stop)
         data = self.directory / "data"
-        initdb = ("initdb", "--no-sync", "-A", "trust", "-U", "postgres", "-E", "UTF8")
-        self._spawn([*initdb, "--locale=C.UTF-8", "-D", str(data)]).wait()
+        self._spawn([*self._make_data(), "-D", str(data)]).wait()
         for _ in range(3):  # another process may take the free port before we do
             self.port = free_port()
             settings = self.options | {
@@ -331,6 +330,12 @@ class Cluster:
         text = self.log_file.read_text(errors="replace")
         raise RuntimeError(f"PostgreSQL {self.tree.version} did not start:\n{text[-4000:]}")
 
+    def kill(self) -> None:
+        """Kill every process of the server at once, as when the machine is lost."""
+        if self._process is not None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
     def stop(self) -> None:
         """Shut down at once and remove every file."""
         atexit.unregister(self.stop)
@@ -346,6 +351,10 @@ class Cluster:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+    def _make_data(self) -> Sequence[str]:
+        initdb = ("initdb", "--no-sync", "-A", "trust", "-U", "postgres", "-E", "UTF8")
+        return (*initdb, "--locale=C.UTF-8")
 
     def _make_directory(self) -> Path:
         on_disk, in_memory = cluster_directories()
@@ -384,6 +393,18 @@ class Cluster:
                 break
             time.sleep(0.1)
         return False
+
+
+class Standby(Cluster):
+    """A hot standby that streams from a running cluster."""
+
+    def __init__(self, primary: Cluster, options: Mapping[str, str] | None = None) -> None:
+        super().__init__(primary.tree, {**primary.options, **(options or {})})
+        self.primary = primary
+
+    def _make_data(self) -> Sequence[str]:
+        # -R makes it a standby, of that primary.
+        return ("pg_basebackup", "--no-sync", "-c", "fast", "-R", "-d", self.primary.dsn)
 
 
 def stop_directory(directory: Path) -> None:

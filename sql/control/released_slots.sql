@@ -21,12 +21,10 @@ RETURNS timestamptz
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$
-DECLARE
-    v_released bigint;
 BEGIN
-    EXECUTE format('SELECT s.last_value FROM @extschema@.%I s', format('%s_%s_released', p_ring, p_slot))
-        INTO v_released;
-    RETURN 'epoch'::timestamptz + nullif(v_released, 0) * interval '1 microsecond';
+    -- A standby has no UNLOGGED sequence to read: there this function answers NULL, a plain SELECT an error.
+    RETURN 'epoch'::timestamptz + nullif(pg_sequence_last_value(
+        format('@extschema@.%s_%s_released', p_ring, p_slot)::regclass), 0) * interval '1 microsecond';
 END
 $function$;
 COMMENT ON FUNCTION @extschema@._slot_released_at(text, integer) IS

@@ -7,10 +7,10 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$
 DECLARE
-    v_taken bigint;
+    -- NULL on a standby, where no UNLOGGED sequence can be read.
+    v_taken bigint := pg_sequence_last_value(format('@extschema@.deferred_%s_taken', p_slot)::regclass);
 BEGIN
-    EXECUTE format('SELECT s.last_value FROM @extschema@.deferred_%s_taken s', p_slot) INTO v_taken;
-    RETURN @extschema@._is_past_dumps('epoch'::timestamptz + v_taken * interval '1 second', p_now);
+    RETURN @extschema@._is_past_dumps('epoch'::timestamptz + coalesce(v_taken, 0) * interval '1 second', p_now);
 END
 $function$;
 COMMENT ON FUNCTION @extschema@._slot_is_calm(integer, timestamptz) IS

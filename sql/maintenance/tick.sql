@@ -92,7 +92,11 @@ BEGIN
                     v_report.outcome := v_result.outcome;
                     v_report."rows" := v_result."rows";
                     v_report.detail := v_result.detail;
-                EXCEPTION WHEN OTHERS THEN
+                EXCEPTION
+                WHEN read_only_sql_transaction THEN
+                    -- No step will do better here, and a worker must look for the new primary.
+                    RAISE;
+                WHEN OTHERS THEN
                     v_report.outcome := 'failed';
                     v_report.detail := jsonb_build_object('sqlstate', SQLSTATE, 'message', SQLERRM);
                 END;

@@ -835,10 +835,7 @@ def test_an_idle_worker_is_woken_by_an_insert(database: Database, client: awa.Cl
     work(database, {"k": handler}, scenario)
 
 
-@pytest.mark.parametrize("options", [{"listen": False}, {"pooler": True}])
-def test_polling_alone_is_enough(
-    database: Database, client: awa.Client, options: dict[str, Any]
-) -> None:
+def test_polling_alone_is_enough(database: Database, client: awa.Client) -> None:
     handlers = awa.Handlers()
 
     @handlers.task(retry=[0])
@@ -851,7 +848,7 @@ def test_polling_alone_is_enough(
         jobs = [twice.insert(client).job_id for _ in range(5)]
         await until(ended(client, *jobs))
 
-    work(database, handlers, scenario, poll_interval=0.1, **options)
+    work(database, handlers, scenario, poll_interval=0.1, listen=False)
 
 
 def test_a_scheduled_job_runs_when_it_is_due(database: Database, client: awa.Client) -> None:
@@ -1084,7 +1081,7 @@ def test_maintenance_makes_every_step_in_its_order(conn: psycopg.Connection) -> 
 
 def test_maintenance_that_gets_no_answer_does_not_keep_the_worker() -> None:
     async def run() -> None:
-        settings = SessionSettings("", "awa", pooler=False)
+        settings = SessionSettings("", "awa")
         maintenance = Maintenance(settings, "awa", Outage())
 
         async def no_answer(step: str) -> int:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 # A runner gives the event loop a turn after this long without waiting.
 TURN_SECONDS = 0.002
 _SETTLING_MOST = 0.25
+_POLL_FIRST = 0.05
 # How long jobs that were claimed ahead may wait while no handler ends.
 HOARD_SECONDS = 1.0
 # Jobs are claimed ahead to cover this time, at the pace at which they end: about two claims.
@@ -108,6 +109,8 @@ class Dispatcher:
         self._bell = asyncio.Event()
         # Pause between looks at positions that producers have not committed yet.
         self._settling = 0.0
+        # Pause between looks where no notification arrives.
+        self._polling = 0.0
         self._is_stopping = False
         self._is_drained = False
         self._claiming: asyncio.Task[None] | None = None
@@ -257,7 +260,7 @@ class Dispatcher:
             try:
                 rows = await self._claim(asked, wake_others=asked == free)
                 if rows:
-                    self._settling = 0.0
+                    self._settling = self._polling = 0.0
                 # What is large comes in portions.
                 is_all = len(rows) < asked and sum(len(row[ARGS]) for row in rows) < LARGE_BYTES
                 if is_all and not self._is_stopping:
@@ -331,11 +334,16 @@ class Dispatcher:
                     # Listen first and look again: what was rung before is lost.
                     if await self.worker.listener.listen(channel):
                         continue
-                    wait = min(wait, self.worker.poll_interval)
+                    wait = self._next_poll(wait)
             else:
-                wait = min(wait, self.worker.poll_interval)
+                wait = self._next_poll(wait)
             await self._wait_for_bell(wait * (0.9 + random.random() / 5))
             return
+
+    def _next_poll(self, most: float) -> float:
+        """Where one job came, the next may follow soon."""
+        self._polling = min(self._polling * 2 or _POLL_FIRST, most, self.worker.poll_interval)
+        return self._polling
 
     async def _wait_for_bell(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):

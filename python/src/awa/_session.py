@@ -16,6 +16,7 @@ from psycopg import AsyncConnection, Connection, IsolationLevel
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.types.string import ByteaBinaryLoader
 
+from ._pooler import BACKEND, PREPARED_ELSEWHERE, is_pooled, warn_unprepared
 from .errors import is_transient
 
 logger = logging.getLogger("awa")
@@ -29,6 +30,7 @@ _DEFAULTS: Mapping[str, str | int] = {
     "keepalives_count": 3,
     "tcp_user_timeout": 20_000,
 }
+READ_ONLY = "25006"
 # Nor may the role's defaults end a connection that waits for work.
 KEEP_IDLE = "SET idle_session_timeout = 0"
 _SET_UP = "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED; " + KEEP_IDLE
@@ -80,16 +82,18 @@ class Outage:
             silent, self._silent = self._silent, 0
         more = f" ({silent} more messages left out)" if silent else ""
         text = "; ".join(line.strip() for line in str(error).splitlines())
+        if getattr(error, "sqlstate", None) == READ_ONLY:
+            text = "the server is read-only, a standby perhaps, or not the primary any more"
         logger.warning("%s: %s: %s; trying again%s", what, type(error).__name__, text, more)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SessionSettings:
-    """How a worker's connections are made."""
+    """How a worker's connections are made, and what was learnt about them."""
 
     conninfo: str
     application_name: str
-    pooler: bool
+    prepares: bool = True
 
     def conninfo_for(self, role: str) -> str:
         """The connection string of one of the worker's connections."""
@@ -104,8 +108,14 @@ class SessionSettings:
 
     @property
     def prepare_threshold(self) -> int | None:
-        """Prepared statements do not survive a transaction pooler."""
-        return None if self.pooler else 1
+        """For connections without a pooler: every statement of a worker comes again."""
+        return 1 if self.prepares else None
+
+    def stop_preparing(self, error: psycopg.Error) -> None:
+        """There is a pooler after all."""
+        if self.prepares:
+            self.prepares = False
+            warn_unprepared(error)
 
 
 class AsyncSession:
@@ -125,18 +135,17 @@ class AsyncSession:
     async def _connected(self) -> AsyncConnection[Any]:
         if self._conn is not None and not self._conn.closed:
             return self._conn
-        pooler = self._settings.pooler
         conn = await AsyncConnection.connect(
-            self._conninfo,
-            autocommit=not pooler,
-            prepare_threshold=self._settings.prepare_threshold,
+            self._conninfo, autocommit=True, prepare_threshold=None
         )
         try:
-            if pooler:
+            if is_pooled(conn, await backend_of(conn)):
                 # A session setting would stay behind on a connection that others use.
+                await conn.set_autocommit(False)
                 await conn.set_isolation_level(IsolationLevel.READ_COMMITTED)
             else:
                 await conn.execute(_SET_UP)
+                conn.prepare_threshold = self._settings.prepare_threshold
             # Left undecoded: most handlers never look at them.
             for name in ("timestamptz", "jsonb"):
                 conn.adapters.register_loader(name, ByteaBinaryLoader)
@@ -154,9 +163,14 @@ class AsyncSession:
             conn = await self._connected()
             try:
                 async with conn.cursor(binary=binary) as cursor:
-                    await cursor.execute(sql.encode(), params)
+                    try:
+                        await cursor.execute(sql.encode(), params)
+                    except PREPARED_ELSEWHERE as error:
+                        self._settings.stop_preparing(error)
+                        conn.prepare_threshold = None
+                        await cursor.execute(sql.encode(), params)
                     rows = await cursor.fetchall()
-                if self._settings.pooler:
+                if not conn.autocommit:
                     await conn.commit()
             except psycopg.Error as error:
                 await self._recover(conn, error)
@@ -165,9 +179,9 @@ class AsyncSession:
 
     async def _recover(self, conn: AsyncConnection[Any], error: psycopg.Error) -> None:
         # A server that turned read-only may be a former primary: connect anew to find the next.
-        if conn.closed or error.sqlstate in (None, "25006") or error.sqlstate[:2] == "57":
+        if conn.closed or error.sqlstate in (None, READ_ONLY) or error.sqlstate[:2] == "57":
             await conn.close()
-        elif self._settings.pooler:
+        elif not conn.autocommit:
             await conn.rollback()
 
     async def close(self) -> None:
@@ -177,18 +191,25 @@ class AsyncSession:
                 await self._conn.close()
 
 
+async def backend_of(conn: AsyncConnection[Any]) -> int:
+    """The process id of the backend that answers now."""
+    row = await (await conn.execute(BACKEND)).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
 def connect_blocking(settings: SessionSettings, role: str) -> Connection[Any]:
     """A connection for a thread of the worker."""
-    conn = Connection.connect(
-        settings.conninfo_for(role),
-        autocommit=not settings.pooler,
-        prepare_threshold=settings.prepare_threshold,
-    )
+    conn = Connection.connect(settings.conninfo_for(role), autocommit=True, prepare_threshold=None)
     try:
-        if settings.pooler:
+        row = conn.execute(BACKEND).fetchone()
+        assert row is not None
+        if is_pooled(conn, row[0]):
+            conn.autocommit = False
             conn.isolation_level = IsolationLevel.READ_COMMITTED
         else:
             conn.execute(_SET_UP)
+            conn.prepare_threshold = settings.prepare_threshold
     except BaseException:
         conn.close()
         raise

@@ -11,15 +11,17 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 from uuid import UUID
 
+import psycopg
 from psycopg import AsyncConnection, IsolationLevel
 from psycopg_pool import AsyncConnectionPool
 
 from . import _calls, _loads, models
 from ._adapters import AsyncCallerConnection, fetch_async, is_async_foreign
 from ._calls import Call, Options
+from ._pooler import PREPARED_ELSEWHERE, is_pooled, warn_unprepared
 from .client import (
+    ASK_CONNECTION,
     READ_COMMITTED,
-    SHOW_ISOLATION,
     WAIT_FIRST,
     WAIT_GROWTH,
     WAIT_MOST,
@@ -45,6 +47,7 @@ class AsyncClient:
 
     def __init__(self, target: AsyncTarget, *, schema: str = _calls.DEFAULT_SCHEMA) -> None:
         self.schema = schema
+        self._prepares = True
         self._own: AsyncConnectionPool[Any] | None = None
         self._pool: AsyncConnectionPool[Any] | None = None
         self._conn: AsyncCallerConnection | None = None
@@ -531,8 +534,22 @@ class AsyncClient:
                 self._connection(given) as connection,
                 connection.cursor(row_factory=row_factory(call)) as cursor,
             ):
-                await cursor.execute(call.sql.encode(), call.params)
+                try:
+                    await cursor.execute(call.sql.encode(), call.params)
+                except PREPARED_ELSEWHERE as error:
+                    if given is not None:
+                        raise
+                    self._stop_preparing(error)
+                    await connection.rollback()
+                    connection.prepare_threshold = None
+                    await cursor.execute(call.sql.encode(), call.params)
                 return cast("list[T]", await cursor.fetchall())
+
+    def _stop_preparing(self, error: psycopg.Error) -> None:
+        # Its transaction held nothing else, and each connection of the pool learns it by itself.
+        if self._prepares:
+            self._prepares = False
+            warn_unprepared(error)
 
     async def _one(self, call: Call[T], conn: AsyncCallerConnection | None) -> T:
         return (await self._all(call, conn))[0]
@@ -540,6 +557,10 @@ class AsyncClient:
 
 async def _configure(connection: AsyncConnection[Any]) -> None:
     await connection.set_autocommit(True)
-    if await (await connection.execute(SHOW_ISOLATION)).fetchone() != READ_COMMITTED:
+    row = await (await connection.execute(ASK_CONNECTION)).fetchone()
+    assert row is not None
+    if is_pooled(connection, row[0]):
+        connection.prepare_threshold = None
+    if row[1] != READ_COMMITTED:
         await connection.set_autocommit(False)
         await connection.set_isolation_level(IsolationLevel.READ_COMMITTED)

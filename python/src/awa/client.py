@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 from uuid import UUID
 
+import psycopg
 from psycopg import Connection, IsolationLevel
 from psycopg.rows import class_row, scalar_row
 from psycopg_pool import ConnectionPool
@@ -17,6 +18,7 @@ from psycopg_pool import ConnectionPool
 from . import _calls, _loads, models
 from ._adapters import CallerConnection, fetch, is_foreign
 from ._calls import Call, Options
+from ._pooler import PREPARED_ELSEWHERE, is_pooled, warn_unprepared
 from .errors import SerializationFailure, translated
 from .models import Json
 from .outcomes import as_seconds
@@ -24,8 +26,8 @@ from .outcomes import as_seconds
 T = TypeVar("T")
 Target = str | ConnectionPool[Any] | CallerConnection
 
-SHOW_ISOLATION = "SHOW default_transaction_isolation"
-READ_COMMITTED = ("read committed",)
+ASK_CONNECTION = "SELECT pg_backend_pid(), current_setting('default_transaction_isolation')"
+READ_COMMITTED = "read committed"
 WAIT_FIRST = 0.01
 WAIT_GROWTH = 1.5
 WAIT_MOST = 1.0
@@ -43,6 +45,7 @@ class Client:
 
     def __init__(self, target: Target, *, schema: str = _calls.DEFAULT_SCHEMA) -> None:
         self.schema = schema
+        self._prepares = True
         self._own: ConnectionPool[Any] | None = None
         self._pool: ConnectionPool[Any] | None = None
         self._conn: CallerConnection | None = None
@@ -508,8 +511,22 @@ class Client:
             self._connection(given) as connection,
             connection.cursor(row_factory=row_factory(call)) as cursor,
         ):
-            cursor.execute(call.sql.encode(), call.params)
+            try:
+                cursor.execute(call.sql.encode(), call.params)
+            except PREPARED_ELSEWHERE as error:
+                if given is not None:
+                    raise
+                self._stop_preparing(error)
+                connection.rollback()
+                connection.prepare_threshold = None
+                cursor.execute(call.sql.encode(), call.params)
             return cast("list[T]", cursor.fetchall())
+
+    def _stop_preparing(self, error: psycopg.Error) -> None:
+        # Its transaction held nothing else, and each connection of the pool learns it by itself.
+        if self._prepares:
+            self._prepares = False
+            warn_unprepared(error)
 
     def _one(self, call: Call[T], conn: CallerConnection | None) -> T:
         return self._all(call, conn)[0]
@@ -526,6 +543,10 @@ def _configure(connection: Connection[Any]) -> None:
     # Each call is one statement, which needs no BEGIN and COMMIT where it runs in READ COMMITTED
     # anyway. Elsewhere each BEGIN says so: behind a pooler a session setting would not do.
     connection.autocommit = True
-    if connection.execute(SHOW_ISOLATION).fetchone() != READ_COMMITTED:
+    row = connection.execute(ASK_CONNECTION).fetchone()
+    assert row is not None
+    if is_pooled(connection, row[0]):
+        connection.prepare_threshold = None
+    if row[1] != READ_COMMITTED:
         connection.autocommit = False
         connection.isolation_level = IsolationLevel.READ_COMMITTED

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from ._batches import Holds
+from ._pooler import PREPARED_ELSEWHERE
 from ._session import Backoff, Outage, SessionSettings, connect_blocking, logger
 from .client import Client
 from .errors import NotFound
@@ -103,9 +104,11 @@ class Heartbeat:
                     self._conn = connect_blocking(self._settings, "heartbeat")
                 self._finish_lingering(Client(self._conn, schema=self._schema))
                 self._beat(Client(self._conn, schema=self._schema))
-                if self._settings.pooler:
+                if not self._conn.autocommit:
                     self._conn.commit()
             except Exception as error:  # noqa: BLE001 - the thread must go on
+                if isinstance(error, PREPARED_ELSEWHERE):
+                    self._settings.stop_preparing(error)
                 self._outage.report("heartbeat", error)
                 self._disconnect()
                 wait = backoff.next()

@@ -11,16 +11,24 @@ from typing import Any
 import psycopg
 from psycopg import AsyncConnection, sql
 
-from ._session import KEEP_IDLE, Backoff, Outage, SessionSettings, logger
+from ._pooler import BACKEND, is_pooled
+from ._session import KEEP_IDLE, AsyncSession, Backoff, Outage, SessionSettings, backend_of, logger
 
 SELF_TEST_SECONDS = 5.0
+SESSION_LOOKS = 10
+UNHEARD = (
+    "LISTEN hears nothing, most likely because of a pooler in transaction mode: the worker polls. "
+    "Give it a DSN that leads to the server itself, or session mode, for faster pickup; "
+    "listen=False silences this"
+)
 
 
 class Listener:
     """Passes notifications on: channel and payload.
 
     The socket is watched by the event loop, so a notification costs one callback. On connecting
-    it sends itself one, since LISTEN behind a transaction pooler succeeds and hears nothing.
+    it is sent one over another connection: behind a pooler in transaction mode, LISTEN succeeds and
+    hears nothing but what the same transaction sends.
     """
 
     def __init__(
@@ -28,11 +36,13 @@ class Listener:
         settings: SessionSettings,
         outage: Outage,
         *,
+        elsewhere: AsyncSession,
         heard: Callable[[str, str], None],
         connected: Callable[[], None],
     ) -> None:
         self._settings = settings
         self._outage = outage
+        self._elsewhere = elsewhere
         self._heard = heard
         self._connected = connected
         self._wanted: set[str] = set()
@@ -42,7 +52,9 @@ class Listener:
         self._lost = asyncio.Event()
         self._test_channel = f"awa_test_{uuid.uuid4().hex}"
         self._test_heard = asyncio.Event()
-        self._works = True
+        self._is_tested = False
+        self.works = True
+        """False when notifications do not arrive here."""
         self._fd = -1
         self._task: asyncio.Task[None] | None = None
 
@@ -57,7 +69,7 @@ class Listener:
     async def listen(self, channel: str) -> bool:
         """Listen on a channel from now on; false when that is not possible at the moment."""
         self._wanted.add(channel)
-        if self._conn is None or not self._works:
+        if not self._is_tested:
             return False
         async with self._lock:
             if channel in self._listening:
@@ -79,16 +91,16 @@ class Listener:
 
     async def _run(self) -> None:
         backoff = Backoff()
-        while self._works:
+        while self.works:
             try:
                 async with self._lock:
                     await self._connect()
                 if not await self._self_test():
-                    logger.warning(
-                        "notifications do not arrive (is there a transaction pooler?), polling"
-                    )
-                    self._works = False
+                    self.works = False
+                    logger.warning(UNHEARD)
                     break
+                async with self._lock:
+                    await self._listen_to_wanted()
                 backoff.reset()
                 # Listening first, then a look: what was rung during the outage is found.
                 self._connected()
@@ -108,8 +120,31 @@ class Listener:
         self._conn = conn
         conn.add_notify_handler(self._notified)
         self._fd = conn.fileno()
-        await conn.execute(KEEP_IDLE)
-        await self._execute_listen([self._test_channel, *self._wanted])
+
+    async def _has_own_session(self) -> bool:
+        """Whether no pooler is seen to give the session's backend to others.
+
+        A LISTEN there would stay behind on a server connection of the pool. With little else going
+        on, both connections are given the one that was used last; else they get any.
+        """
+        conn = self._conn
+        assert conn is not None
+        backend = await backend_of(conn)
+        if not is_pooled(conn, backend):
+            return True
+        for _ in range(SESSION_LOOKS):
+            ((other,),) = await self._elsewhere.fetch(BACKEND, ())
+            if other == backend or await backend_of(conn) != backend:
+                return False
+        return True
+
+    async def _listen_to_wanted(self) -> None:
+        # The session is our own, so it may keep a setting.
+        assert self._conn is not None
+        self._unwatch()
+        await self._conn.execute(KEEP_IDLE)
+        await self._execute_listen([*self._wanted])
+        self._is_tested = True
 
     async def _execute_listen(self, channels: list[str]) -> None:
         conn = self._conn
@@ -121,13 +156,13 @@ class Listener:
         self._watch()
 
     async def _self_test(self) -> bool:
-        self._test_heard.clear()
+        """Whether a notification arrives that is sent over another connection."""
         async with self._lock:
-            conn = self._conn
-            assert conn is not None
-            self._unwatch()
-            await conn.execute("SELECT pg_notify(%s, '')", [self._test_channel])
-            self._watch()
+            if not await self._has_own_session():
+                return False
+            self._test_heard.clear()
+            await self._execute_listen([self._test_channel])
+        await self._elsewhere.fetch("SELECT pg_notify(%s, '')", (self._test_channel,))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(SELF_TEST_SECONDS):
                 await self._test_heard.wait()
@@ -157,6 +192,7 @@ class Listener:
             self._unwatch()
             self._fd = -1
             self._listening.clear()
+            self._is_tested = False
             self._outage.report("listener", error)
             self._lost.set()
 
@@ -172,6 +208,7 @@ class Listener:
     async def _disconnect(self) -> None:
         async with self._lock:
             self._listening.clear()
+            self._is_tested = False
             conn, self._conn = self._conn, None
             if conn is not None:
                 self._unwatch()

@@ -54,10 +54,10 @@ class Worker:
 
     `queues` gives the number of handlers that run at once: for each queue, or as one number for
     the queues that the handlers name. Def handlers run in `executor`, by default in threads; a
-    function that makes one is called again when it breaks. With `pooler` (PgBouncer in transaction
-    mode) nothing is used that needs a session: no prepared statements, and polling every
-    `poll_interval` seconds instead of LISTEN. Each worker also takes part in the maintenance of the
-    queue, unless `maintenance` is false.
+    function that makes one is called again when it breaks. Behind a pooler nothing is
+    used that needs a session. Where notifications do not arrive, or with `listen` false, the worker
+    polls: soon after a job, then ever more seldom, every `poll_interval` seconds at least. Each
+    worker also takes part in the maintenance of the queue, unless `maintenance` is false.
     """
 
     def __init__(
@@ -72,7 +72,6 @@ class Worker:
         middleware: Sequence[Middleware] = (),
         maintenance: bool = True,
         listen: bool = True,
-        pooler: bool = False,
         poll_interval: float = 1.0,
         prefetch: int | None = None,
         application_name: str = "awa",
@@ -87,10 +86,10 @@ class Worker:
         self.holds = Holds()
         self.dispatchers: list[Dispatcher] = []
         self.listener: Listener | None = None
-        self._settings = SessionSettings(dsn, application_name, pooler)
+        self._settings = SessionSettings(dsn, application_name)
         self._executors = Executors(executor, sum(self.queues.values()))
         self._with_maintenance = maintenance
-        self._with_listener = listen and not pooler
+        self._with_listener = listen
         self._prefetch = prefetch
         self._outage = Outage()
         self._statements = Statements(schema)
@@ -156,7 +155,11 @@ class Worker:
         self.heartbeat.start()
         if self._with_listener:
             self.listener = Listener(
-                self._settings, self._outage, heard=self._heard, connected=self._ring_all
+                self._settings,
+                self._outage,
+                elsewhere=self._claims,
+                heard=self._heard,
+                connected=self._ring_all,
             )
             self.listener.start()
         if self._with_maintenance:
@@ -300,8 +303,9 @@ class Worker:
         )
 
     async def claim_status(self, queue: str) -> tuple[str, str | None, int]:
-        """Why there was nothing to claim, with the wake-up armed."""
-        (row,) = await self._claims.fetch(self._statements.claim_status, (queue, True))
+        """Why there was nothing to claim; a wake-up is asked for where it would be heard."""
+        is_armed = self.listener is not None and self.listener.works
+        (row,) = await self._claims.fetch(self._statements.claim_status, (queue, is_armed))
         return row[0], row[1], row[2]
 
     def completes_itself(self, kind: str) -> bool:
@@ -398,7 +402,6 @@ class WorkerOptions(TypedDict, total=False):
     middleware: Sequence[Middleware]
     maintenance: bool
     listen: bool
-    pooler: bool
     poll_interval: float
     prefetch: int | None
     application_name: str

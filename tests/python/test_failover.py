@@ -1,0 +1,374 @@
+"""Streaming replication: reading the standby, and losing the primary under load."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import logging
+import os
+import threading
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+import awa
+from conftest import TEMPLATE_SCRIPT, Database
+from engine import (
+    PRUNE_AT_ONCE,
+    WORKER,
+    Attempt,
+    claim_all,
+    complete,
+    finish,
+    insert,
+    insert_many,
+    rotate,
+    set_settings,
+    tick,
+    value,
+)
+from tools.servers import Cluster, Standby, ensure_tree
+
+WAIT_SECONDS = 40
+READ_ONLY = "25006"
+# A sequence is replicated as what it will be after so many more values.
+SEQUENCE_AHEAD = 32
+# Statements after the commit of which the standby has everything too.
+SYNCHRONOUS = {"synchronous_commit": "on", "hot_standby_feedback": "on"}
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Cluster, Standby]]:
+    """A primary with the extension, and a standby that has all that it has committed."""
+    tree = ensure_tree(int(os.environ["AWA_PG_VERSION"]))
+    with Cluster(tree, SYNCHRONOUS) as primary:
+        with psycopg.connect(primary.dsn, autocommit=True) as conn:
+            conn.execute(TEMPLATE_SCRIPT.read_bytes())
+        with Standby(primary) as standby:
+            with psycopg.connect(primary.dsn, autocommit=True) as conn:
+                conn.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
+                conn.execute("SELECT pg_reload_conf()")
+                wait_for(
+                    lambda: (
+                        value(
+                            conn,
+                            "SELECT count(*) FROM pg_stat_replication"
+                            " WHERE state = 'streaming' AND sync_state = 'sync'",
+                        )
+                        == 1
+                    )
+                )
+            yield primary, standby
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    pause = threading.Event()
+    for _ in range(WAIT_SECONDS * 50):
+        if condition():
+            return
+        pause.wait(0.02)
+    pytest.fail("waited in vain")
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WAIT_SECONDS):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+def catch_up(conn: psycopg.Connection, replica: psycopg.Connection) -> None:
+    """Wait until the standby shows all that the primary has written."""
+    written = value(conn, "SELECT pg_current_wal_lsn()")
+    wait_for(lambda: value(replica, "SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn", written))
+
+
+# Reading
+
+
+def jobs_in_every_state(conn: psycopg.Connection) -> list[Attempt]:
+    """Jobs in each state, slots that were left, and buckets whose rows have gone."""
+    client = awa.Client(conn)
+    set_settings(conn, **(PRUNE_AT_ONCE | {"dump_lock_seconds": 60}))
+    client.declare_queue("letters", opts={"dlq": True})
+    for queue in ("default", "letters", "emptied"):
+        insert_many(conn, 4, queue)
+        insert(conn, queue, run_at="2100-01-01")
+    insert(conn, "unique", opts={"unique": {}})
+    client.register_instance(WORKER)
+    for ring in ("queue", "claim"):
+        complete(conn, claim_all(conn, "emptied"))
+        rotate(conn, ring)
+    tick(conn)
+    attempts = claim_all(conn, "default", 3) + claim_all(conn, "letters", 3)
+    done, retried, cancelled, lettered = [attempts[i] for i in (0, 1, 2, 4)]
+    assert complete(conn, [done]) == ["done"]
+    assert finish(conn, [retried.item("retry", delay_seconds=3600, error="e")]) == ["done"]
+    assert finish(conn, [lettered.item("fail", reason="r")]) == ["done"]
+    client.cancel_job(cancelled.job_id)
+    client.insert_many("k", [{}] * 50, queue="due", opts={"delay_seconds": 0.001})
+    wait_for(lambda: tick(conn, "promote") != {} and client.queue_counts("due").scheduled == 0)
+    return attempts
+
+
+def same(value: Any) -> Any:
+    """An answer without what differs from moment to moment."""
+    if isinstance(value, list):
+        return [same(item) for item in value]
+    if isinstance(value, awa.RingSlotStatus):
+        # Who holds a slot, what only the primary remembers, and files that only one of them has.
+        return dataclasses.replace(value, age=None, blocked_by=None, detail=None, bytes=0)
+    return value
+
+
+def reads(conn: psycopg.Connection, attempts: list[Attempt]) -> dict[str, list[Callable[..., Any]]]:
+    """Calls of each function that only reads, by its name."""
+    ids = [job_id for (job_id,) in conn.execute("SELECT job_id FROM awa.jobs WHERE queue <> 'due'")]
+    every = [*ids, *(attempt.job_id for attempt in attempts)]
+    return {
+        "api": [lambda c: c.api()],
+        "attempt_status": [partial(lambda a, c: c.attempt_status(*a.token), a) for a in attempts],
+        "concurrency_digest": [lambda c: c.concurrency_digest("key")],
+        "error_codes": [lambda c: c.error_codes()],
+        "explain_job": [partial(lambda i, c: c.explain_job(i).state, i) for i in every],
+        "job": [partial(lambda i, c: c.job(i), i) for i in every],
+        "ordering_shard": [lambda c: c.ordering_shard("key", 8)],
+        "queue_counts": [
+            partial(lambda q, c: c.queue_counts(q), q)
+            for q in ("default", "unique", "letters", "emptied", "due", "no such queue")
+        ],
+        "queue_depths": [lambda c: [(d.queue, d.priority, d.shard) for d in c.queue_depths()]],
+        "ring_status": [lambda c: c.ring_status()],
+        "schema_version": [lambda c: c.schema_version()],
+        "unique_key": [lambda c: c.unique_key("k", "q", {}, 1)],
+        "version": [lambda c: c.version()],
+    }
+
+
+VIEWS = ("jobs", "terminal_jobs", "dlq", "queues", "settings", "instances")
+# With arguments that are good, so that it is the server which refuses.
+WRITES = {
+    "cancel_by_unique_key": "'\\x{key}'",
+    "cancel_job": "1",
+    "claim_ready_runtime": "'default', 1, '{instance}'",
+    "claim_status": "'default', true",
+    "complete_job": "{token}",
+    "complete_jobs": "'{instance}', {slot}, {batch}, ARRAY[{position}]",
+    "declare_queue": "'new'",
+    "drain_queue": "'default'",
+    "finish_jobs": "'{instance}', '[{item}]'",
+    "grant_operator": "'pg_monitor'",
+    "grant_producer": "'pg_monitor'",
+    "grant_reader": "'pg_monitor'",
+    "grant_worker": "'pg_monitor'",
+    "heartbeat": "'{instance}'",
+    "insert_job": "'k'",
+    "insert_jobs": '\'[{{"kind": "k"}}]\'',
+    "insert_many": "'k', ARRAY['{{}}'::jsonb]",
+    "pause_queue": "'default'",
+    "purge_dlq": "{letter}",
+    "register_instance": "'{other}'",
+    "register_sql_handler": "'k', '-'",
+    "resume_queue": "'paused'",
+    "retry_dlq": "{letter}",
+    "retry_job": "{letter}",
+    "set_owner": "'pg_monitor'",
+    "set_progress": "{token}, '1'",
+    "set_setting": "'idle_poll_ms', '999'",
+    "tick": "",
+    "update_job": "1, '{{\"priority\": 1}}'",
+    "verify": "",
+    "work": "'default'",
+}
+
+
+def test_a_standby_answers_all_that_reads_and_refuses_all_that_writes(
+    pair: tuple[Cluster, Standby],
+) -> None:
+    primary, standby = pair
+    with (
+        psycopg.connect(primary.dsn, autocommit=True) as conn,
+        psycopg.connect(standby.dsn, autocommit=True) as replica,
+    ):
+        attempts = jobs_in_every_state(conn)
+        awa.Client(conn).pause_queue("paused")
+        calls = reads(conn, attempts)
+        names = {f.name for f in awa.Client(conn).api()}
+        assert names == calls.keys() | WRITES.keys()
+        catch_up(conn, replica)
+        here, there = awa.Client(conn), awa.Client(replica)
+        wrong = {
+            name: call
+            for name, every in calls.items()
+            for call in every
+            if same(call(here)) != same(call(there))
+        }
+        assert wrong == {}
+        for exact, depth in zip(here.queue_depths(), there.queue_depths(), strict=True):
+            assert 0 <= depth.depth - exact.depth <= SEQUENCE_AHEAD
+        for view in VIEWS:
+            query = f"SELECT to_jsonb(v) FROM awa.{view} v ORDER BY 1".encode()
+            assert replica.execute(query).fetchall() == conn.execute(query).fetchall()
+
+        running = attempts[3]
+        assert here.job(running.job_id).state == "running"
+        values = {
+            "instance": WORKER,
+            "other": uuid.uuid4(),
+            "token": ", ".join(map(str, running.token)),
+            "slot": running.claim_slot,
+            "batch": running.batch_id,
+            "position": running.position,
+            "item": json.dumps(running.item("completed")),
+            "letter": attempts[4].job_id,
+            "key": value(conn, "SELECT encode(key, 'hex') FROM awa.job_unique_claims"),
+        }
+        answers = {}
+        for name, arguments in WRITES.items():
+            query = f"SELECT awa.{name}({arguments.format(**values)})".encode()
+            try:
+                answers[name] = str(replica.execute(query).fetchall())
+            except psycopg.Error as error:
+                if error.sqlstate != READ_ONLY:
+                    answers[name] = str(error)
+        assert answers == {}
+
+
+# Failing over
+
+
+def both(primary: Cluster, standby: Cluster) -> str:
+    """A connection string that finds whichever server takes writes."""
+    ports = f"{primary.port},{standby.port}"
+    return make_conninfo(
+        primary.dsn, host="127.0.0.1,127.0.0.1", port=ports, target_session_attrs="read-write"
+    )
+
+
+class Producer(threading.Thread):
+    """Enqueues until it is stopped, whatever happens to the server."""
+
+    def __init__(self, dsn: str) -> None:
+        super().__init__(daemon=True)
+        self._dsn = dsn
+        self._stopped = threading.Event()
+        self.committed: list[int] = []
+        self.errors = 0
+
+    def run(self) -> None:
+        with awa.Client(self._dsn) as client:
+            while not self._stopped.is_set():
+                try:
+                    self.committed.append(client.insert_job("k").job_id)
+                    self.committed += client.insert_many("k", [{}, {}])
+                except (psycopg.OperationalError, psycopg.InterfaceError):
+                    self.errors += 1
+                    self._stopped.wait(0.02)
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self.join(WAIT_SECONDS)
+
+
+def test_no_committed_job_is_lost_when_the_primary_dies(
+    pair: tuple[Cluster, Standby], caplog: pytest.LogCaptureFixture
+) -> None:
+    primary, standby = pair
+    dsn = both(primary, standby)
+    with awa.Client(primary.dsn) as client:
+        # A claim whose answer was lost with the primary is rescued after that.
+        client.set_setting("heartbeat_seconds", "1")
+        client.set_setting("staleness_seconds", "3")
+    runs: Counter[int] = Counter()
+
+    async def handler(job: awa.Job) -> None:
+        await asyncio.sleep(0.01)
+        runs[job.id] += 1
+
+    producer = Producer(dsn)
+
+    async def scenario() -> None:
+        options: dict[str, Any] = {"queues": {"default": 5}, "grace": 5}
+        async with (
+            awa.Worker(dsn, {"k": handler}, **options) as worker,
+            awa.Worker(dsn, {"k": handler}, **options) as other,
+            # Knows the standby alone: it waits for the promotion.
+            asyncio.TaskGroup() as group,
+        ):
+            waiting = awa.Worker(standby.dsn, {"k": handler}, **options)
+            entering = group.create_task(waiting.__aenter__())
+            producer.start()
+            await until(lambda: len(runs) > 300)
+            assert not entering.done()
+            await asyncio.to_thread(primary.kill)
+            killed_at = len(producer.committed)
+            await until(lambda: not worker.is_ready)
+            await asyncio.to_thread(promote, standby)
+            await until(lambda: len(producer.committed) > killed_at + 100)
+            await until(lambda: worker.is_ready and other.is_ready and waiting.is_ready)
+            await asyncio.to_thread(producer.stop)
+            with awa.Client(dsn) as client:
+                await until(
+                    lambda: (
+                        client.queue_counts("default").running == 0
+                        and client.queue_counts("default").available == 0
+                    )
+                )
+            await waiting.__aexit__(None, None, None)
+
+    asyncio.run(scenario())
+    assert producer.errors > 0
+    with psycopg.connect(standby.dsn) as conn:
+        ended = conn.execute("SELECT job_id FROM awa.terminal_jobs WHERE state = 'completed'")
+        completed = {job_id for (job_id,) in ended}
+    assert set(producer.committed) - completed == set()
+    assert set(producer.committed) - runs.keys() == set()
+    assert len(set(producer.committed)) == len(producer.committed)
+    assert len([r for r in caplog.records if r.levelno >= logging.WARNING]) < 60
+    assert [r.message for r in caplog.records if r.levelno >= logging.ERROR] == []
+
+
+def promote(standby: Standby) -> None:
+    with psycopg.connect(standby.dsn, autocommit=True) as conn:
+        assert value(conn, "SELECT pg_promote(true, %s)", WAIT_SECONDS)
+
+
+def test_a_server_that_turns_read_only_is_waited_for(
+    database: Database,
+    conn: psycopg.Connection,
+    client: awa.Client,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ran: list[int] = []
+
+    def switch(setting: str) -> None:
+        conn.execute(
+            f"ALTER DATABASE {database.name} SET default_transaction_read_only = {setting}"
+        )
+        conn.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+
+    async def scenario() -> None:
+        async with awa.Worker(database.dsn, {"k": lambda: ran.append(1)}, grace=1) as worker:
+            client.insert_job("k")
+            await until(lambda: len(ran) == 1)
+            switch("on")
+            client.insert_job("k")
+            await until(lambda: any("read-only" in record.message for record in caplog.records))
+            # Long enough for a loop without pauses to fill the log.
+            await asyncio.sleep(2)
+            assert len(ran) == 1
+            switch("off")
+            await until(lambda: len(ran) == 2 and worker.is_ready)
+
+    asyncio.run(scenario())
+    assert 0 < len(caplog.records) < 15
+    assert [r.message for r in caplog.records if r.levelno >= logging.ERROR] == []
