@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Iterator
 
@@ -68,25 +69,22 @@ def test_a_worker_logs_no_contents(
         {"max_attempts": 0},
         {"queue": ""},
         {"kind": "x" * 201},
-        {"args": Jsonb({"text": SECRET, "filler": "x" * 1_000_000})},
-        {"args": Jsonb([SECRET])},
+        {"args": Jsonb({"text": SECRET, "filler": "x" * 1_048_576})},
+        {"args": Jsonb(json.loads("[" * 300 + json.dumps(SECRET) + "]" * 300))},
         {"opts": Jsonb({"unknown": 1})},
     ],
-    ids=lambda fault: next(iter(fault)),
 )
 def test_a_refusal_says_nothing_of_the_args(
     conn: psycopg.Connection, fault: dict[str, object]
 ) -> None:
     job = {"kind": "k", "args": Jsonb({"text": SECRET}), **fault}
     names = ", ".join(f"{name} => %({name})s" for name in job)
-    try:
+    with pytest.raises(psycopg.Error) as refusal:
         conn.execute(f"SELECT awa.insert_job({names})", job)
-    except psycopg.Error as error:
-        said = [getattr(error.diag, name) for name in dir(error.diag) if name[0] != "_"]
-        assert any(said)
-        assert SECRET not in str(said)
-    else:
-        assert fault.keys() == {"args"}  # whether args must be an object is the handler's affair
+    diag = refusal.value.diag
+    said = [getattr(diag, name) for name in dir(diag) if name[0] != "_"]
+    assert diag.message_hint in said
+    assert SECRET not in str(said)
 
 
 def test_statements_of_the_client_hold_no_values(
