@@ -163,6 +163,7 @@ def soak(results: Results) -> str:
 TABLES: dict[str, Callable[[Results], str]] = {
     "drain": drain,
     "enqueue": lambda r: pivot(r, "enqueue", "enqueued_per_s", "system", "batch", "jobs/s, batch"),
+    "insert": lambda r: pivot(r, "insert", "inserted_per_s", "call", "batch", "jobs/s, batch"),
     "producers": producers,
     "latency": latency,
     "wal": wal,
