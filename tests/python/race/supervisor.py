@@ -84,7 +84,8 @@ class Quota:
             jobs=round(20_000 * part),
             rolled_back=round(500 * part),
             held=round(50 * part),
-            wraps=max(1, round(3 * part)),
+            # A quarter of a minute may end just before the first.
+            wraps=int(3 * part),
             kills=round(20 * part),
         )
 
