@@ -182,6 +182,12 @@ def ends(values: Sequence[float]) -> tuple[float, float]:
     return median(values[:count]), median(values[-count:])
 
 
+def growth(values: Sequence[float]) -> float:
+    """The most of the second half of the samples, against the most of the first."""
+    half = len(values) // 2
+    return max(values[half:]) / max(1, *values[:half])
+
+
 def check(report: Report, watch: Watch, sent: dict[str, Any], rate: float) -> None:
     """Compare the run with its limits."""
     first, last = watch.first.own(), watch.last.own()
@@ -204,8 +210,7 @@ def check(report: Report, watch: Watch, sent: dict[str, Any], rate: float) -> No
     report.limit("most dead rows of a leaf or ledger", dead, "0", not dead)
     # Deferred jobs are ordinary rows in tables of a minute each, emptied when it is over.
     dead_in_buckets = [sum(s.own()[name].dead for name in buckets) for s in watch.samples]
-    half = len(dead_in_buckets) // 2
-    ratio = max(dead_in_buckets[half:]) / max(1, *dead_in_buckets[:half])
+    ratio = growth(dead_in_buckets)
     report.limit(
         "dead rows of deferred jobs, second half", ratio, f"<= {DEAD_TIMES}", ratio <= DEAD_TIMES
     )
@@ -216,8 +221,7 @@ def check(report: Report, watch: Watch, sent: dict[str, Any], rate: float) -> No
         ratio = late / early
         report.limit(f"{name}, end against beginning", ratio, f"<= {times}", ratio <= times)
     sizes = watch.rows["table_bytes"]
-    half = len(sizes) // 2
-    ratio = max(sizes[half:]) / max(sizes[:half])
+    ratio = growth(sizes)
     report.limit("table bytes, second half", ratio, f"<= {SIZE_TIMES}", ratio <= SIZE_TIMES)
     kept = sent["jobs"] / ((sent["last"] - sent["first"]) / 1e9) / rate
     report.limit("rate kept", kept, f">= {LEAST_SHARE}", kept >= LEAST_SHARE)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import tempfile
@@ -18,11 +17,10 @@ from tools.servers import (
     apt_download,
     cache_lock,
     debian_environment,
-    die_with_parent,
     free_port,
     own_directory,
     run,
-    server_user,
+    spawn,
 )
 
 PACKAGES = ("pgbouncer", "libevent-2.1-7", "libc-ares2")
@@ -60,8 +58,6 @@ class PgBouncer:
 
     def __enter__(self) -> Self:
         program, environment = ensure_pgbouncer()
-        user = server_user()
-        is_root = os.getuid() == 0
         with cache_lock() as cache:
             parent = own_directory(cache / "poolers")
         self._directory = Path(tempfile.mkdtemp(dir=parent))
@@ -78,19 +74,7 @@ class PgBouncer:
         lines += [f"{name} = {value}" for name, value in settings.items()]
         configuration = self._directory / "pgbouncer.ini"
         configuration.write_text("\n".join(lines) + "\n")
-        with (self._directory / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [program, configuration],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                preexec_fn=die_with_parent,
-                user=user.pw_uid if is_root else None,
-                group=user.pw_gid if is_root else None,
-                extra_groups=[] if is_root else None,
-            )
+        self._process = spawn([program, configuration], self._directory / "log", env=environment)
         self._wait_until_ready()
         return self
 

@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -250,6 +250,33 @@ def die_with_parent() -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGQUIT)
 
 
+def spawn(
+    command: Sequence[str | Path],
+    log: Path,
+    *,
+    env: Mapping[str, str],
+    cwd: Path | None = None,
+    detached: bool = False,
+) -> subprocess.Popen[bytes]:
+    """Start a program as the servers' user; unless detached, it ends with this process."""
+    user = server_user()
+    is_root = os.getuid() == 0
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            command,
+            cwd=cwd,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            preexec_fn=None if detached else die_with_parent,
+            user=user.pw_uid if is_root else None,
+            group=user.pw_gid if is_root else None,
+            extra_groups=[] if is_root else None,
+        )
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -364,23 +391,13 @@ class Cluster:
         return Path(tempfile.mkdtemp(prefix=f"{self.tree.version}-{owner}-", dir=parent))
 
     def _spawn(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
-        user = server_user()
-        before: Callable[[], None] | None = None if self.detached else die_with_parent
-        is_root = os.getuid() == 0
-        with self.log_file.open("ab") as output:
-            return subprocess.Popen(
-                [str(self.tree.bin / command[0]), *command[1:]],
-                cwd=self.directory,
-                env={**self.tree.env, "HOME": str(self.directory)},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-                preexec_fn=before,
-                user=user.pw_uid if is_root else None,
-                group=user.pw_gid if is_root else None,
-                extra_groups=[] if is_root else None,
-            )
+        return spawn(
+            [str(self.tree.bin / command[0]), *command[1:]],
+            self.log_file,
+            env={**self.tree.env, "HOME": str(self.directory)},
+            cwd=self.directory,
+            detached=self.detached,
+        )
 
     def _wait_until_ready(self, seconds: float = 60) -> bool:
         deadline = time.monotonic() + seconds

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,6 +48,13 @@ class DatabaseServer:
 
     def drop(self, name: str) -> None:
         self.admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+    @contextmanager
+    def fresh(self, template: str = "template0") -> Iterator[Database]:
+        """A database of its own, for as long as the block lasts."""
+        database = self.create(f"test_{uuid.uuid4().hex[:12]}", template)
+        yield database
+        self.drop(database.name)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -100,17 +108,15 @@ def template(server: DatabaseServer) -> Iterator[Database]:
 @pytest.fixture
 def database(server: DatabaseServer, template: Database) -> Iterator[Database]:
     """A fresh database with the extension in it."""
-    database = server.create(f"test_{uuid.uuid4().hex[:12]}", template.name)
-    yield database
-    server.drop(database.name)
+    with server.fresh(template.name) as database:
+        yield database
 
 
 @pytest.fixture
 def empty_database(server: DatabaseServer) -> Iterator[Database]:
     """A fresh database without the extension."""
-    database = server.create(f"test_{uuid.uuid4().hex[:12]}")
-    yield database
-    server.drop(database.name)
+    with server.fresh() as database:
+        yield database
 
 
 @pytest.fixture

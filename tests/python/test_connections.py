@@ -33,9 +33,8 @@ def library(request: pytest.FixtureRequest) -> Make:
 @pytest.fixture(scope="module")
 def database(server: DatabaseServer, template: Database) -> Iterator[Database]:
     """One database for all of these tests; each has a queue of its own."""
-    database = server.create(f"test_{uuid.uuid4().hex[:12]}", template.name)
-    yield database
-    server.drop(database.name)
+    with server.fresh(template.name) as database:
+        yield database
 
 
 @pytest.fixture

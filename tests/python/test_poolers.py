@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -55,9 +54,8 @@ def mode(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def direct(server: DatabaseServer, template: Database) -> Iterator[Database]:
     """A fresh database, reached without a pooler."""
-    database = server.create(f"test_{uuid.uuid4().hex[:12]}", template.name)
-    yield database
-    server.drop(database.name)
+    with server.fresh(template.name) as database:
+        yield database
 
 
 @pytest.fixture
@@ -269,7 +267,7 @@ def test_lost_prepared_statements_are_met_once(
         await other.close()
 
     asyncio.run(run())
-    assert not settings.prepares
+    assert not settings.preparing.works
     with awa.Client(direct.dsn) as client:
         for _ in range(7):
             client.schema_version()

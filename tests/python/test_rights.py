@@ -199,20 +199,19 @@ class Stage:
 
 @pytest.fixture(scope="module")
 def roles(server: DatabaseServer, template: Database) -> Iterator[Roles]:
-    database = server.create(f"test_{uuid.uuid4().hex[:12]}", template.name)
     names = {c: f"awa_{c}_{uuid.uuid4().hex[:12]}" for c in (*CAPABILITIES, "nobody")}
-    with database.connect() as conn:
-        conn.execute("CREATE FUNCTION handle(args jsonb) RETURNS void LANGUAGE sql AS ''")
-        # A queue that exists brings sequences that were made after the install.
-        insert(conn)
-        for capability, name in names.items():
-            conn.execute(sql.SQL("CREATE ROLE {}").format(sql.Identifier(name)))
-            if capability in CAPABILITIES:
-                conn.execute("SET ROLE awa_owner")
-                conn.execute(f"SELECT awa.grant_{capability}('{name}')".encode())
-                conn.execute("RESET ROLE")
-    yield Roles(database, names)
-    server.drop(database.name)
+    with server.fresh(template.name) as database:
+        with database.connect() as conn:
+            conn.execute("CREATE FUNCTION handle(args jsonb) RETURNS void LANGUAGE sql AS ''")
+            # A queue that exists brings sequences that were made after the install.
+            insert(conn)
+            for capability, name in names.items():
+                conn.execute(sql.SQL("CREATE ROLE {}").format(sql.Identifier(name)))
+                if capability in CAPABILITIES:
+                    conn.execute("SET ROLE awa_owner")
+                    conn.execute(f"SELECT awa.grant_{capability}('{name}')".encode())
+                    conn.execute("RESET ROLE")
+        yield Roles(database, names)
     for name in names.values():
         server.admin.execute(sql.SQL("DROP ROLE {}").format(sql.Identifier(name)))
 

@@ -27,10 +27,19 @@ def is_pooled(conn: Connection[Any] | AsyncConnection[Any], backend: int) -> boo
     return conn.info.backend_pid != backend
 
 
-def warn_unprepared(error: psycopg.Error) -> None:
-    """Say that statements are not prepared any more."""
-    logger.warning(
-        "prepared statements get lost (%s): there is a pooler that shares server connections. "
-        "Statements are not prepared any more",
-        str(error).partition("\n")[0],
-    )
+class Preparing:
+    """Whether statements are prepared: until one gets lost, which is said once."""
+
+    def __init__(self) -> None:
+        self.works = True
+
+    def stop(self, error: psycopg.Error) -> None:
+        """There is a pooler after all."""
+        if not self.works:
+            return
+        self.works = False
+        logger.warning(
+            "prepared statements get lost (%s): there is a pooler that shares server connections. "
+            "Statements are not prepared any more",
+            str(error).partition("\n")[0],
+        )

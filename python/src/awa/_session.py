@@ -8,7 +8,7 @@ import random
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
@@ -16,7 +16,7 @@ from psycopg import AsyncConnection, Connection, IsolationLevel
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.types.string import ByteaBinaryLoader
 
-from ._pooler import BACKEND, PREPARED_ELSEWHERE, is_pooled, warn_unprepared
+from ._pooler import BACKEND, PREPARED_ELSEWHERE, Preparing, is_pooled
 from .errors import is_transient
 
 logger = logging.getLogger("awa")
@@ -87,13 +87,13 @@ class Outage:
         logger.warning("%s: %s: %s; trying again%s", what, type(error).__name__, text, more)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class SessionSettings:
     """How a worker's connections are made, and what was learnt about them."""
 
     conninfo: str
     application_name: str
-    prepares: bool = True
+    preparing: Preparing = field(default_factory=Preparing)
 
     def conninfo_for(self, role: str) -> str:
         """The connection string of one of the worker's connections."""
@@ -109,13 +109,7 @@ class SessionSettings:
     @property
     def prepare_threshold(self) -> int | None:
         """For connections without a pooler: every statement of a worker comes again."""
-        return 1 if self.prepares else None
-
-    def stop_preparing(self, error: psycopg.Error) -> None:
-        """There is a pooler after all."""
-        if self.prepares:
-            self.prepares = False
-            warn_unprepared(error)
+        return 1 if self.preparing.works else None
 
 
 class AsyncSession:
@@ -166,7 +160,7 @@ class AsyncSession:
                     try:
                         await cursor.execute(sql.encode(), params)
                     except PREPARED_ELSEWHERE as error:
-                        self._settings.stop_preparing(error)
+                        self._settings.preparing.stop(error)
                         conn.prepare_threshold = None
                         await cursor.execute(sql.encode(), params)
                     rows = await cursor.fetchall()

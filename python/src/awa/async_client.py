@@ -11,14 +11,13 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 from uuid import UUID
 
-import psycopg
 from psycopg import AsyncConnection, IsolationLevel
 from psycopg_pool import AsyncConnectionPool
 
 from . import _calls, _loads, models
 from ._adapters import AsyncCallerConnection, fetch_async, is_async_foreign
 from ._calls import Call, Options
-from ._pooler import PREPARED_ELSEWHERE, is_pooled, warn_unprepared
+from ._pooler import PREPARED_ELSEWHERE, Preparing, is_pooled
 from .client import (
     ASK_CONNECTION,
     READ_COMMITTED,
@@ -47,7 +46,7 @@ class AsyncClient:
 
     def __init__(self, target: AsyncTarget, *, schema: str = _calls.DEFAULT_SCHEMA) -> None:
         self.schema = schema
-        self._prepares = True
+        self._preparing = Preparing()
         self._own: AsyncConnectionPool[Any] | None = None
         self._pool: AsyncConnectionPool[Any] | None = None
         self._conn: AsyncCallerConnection | None = None
@@ -539,17 +538,12 @@ class AsyncClient:
                 except PREPARED_ELSEWHERE as error:
                     if given is not None:
                         raise
-                    self._stop_preparing(error)
+                    # Its transaction held nothing else. Each connection of a pool learns it anew.
+                    self._preparing.stop(error)
                     await connection.rollback()
                     connection.prepare_threshold = None
                     await cursor.execute(call.sql.encode(), call.params)
                 return cast("list[T]", await cursor.fetchall())
-
-    def _stop_preparing(self, error: psycopg.Error) -> None:
-        # Its transaction held nothing else, and each connection of the pool learns it by itself.
-        if self._prepares:
-            self._prepares = False
-            warn_unprepared(error)
 
     async def _one(self, call: Call[T], conn: AsyncCallerConnection | None) -> T:
         return (await self._all(call, conn))[0]

@@ -10,7 +10,6 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 from uuid import UUID
 
-import psycopg
 from psycopg import Connection, IsolationLevel
 from psycopg.rows import class_row, scalar_row
 from psycopg_pool import ConnectionPool
@@ -18,7 +17,7 @@ from psycopg_pool import ConnectionPool
 from . import _calls, _loads, models
 from ._adapters import CallerConnection, fetch, is_foreign
 from ._calls import Call, Options
-from ._pooler import PREPARED_ELSEWHERE, is_pooled, warn_unprepared
+from ._pooler import PREPARED_ELSEWHERE, Preparing, is_pooled
 from .errors import SerializationFailure, translated
 from .models import Json
 from .outcomes import as_seconds
@@ -45,7 +44,7 @@ class Client:
 
     def __init__(self, target: Target, *, schema: str = _calls.DEFAULT_SCHEMA) -> None:
         self.schema = schema
-        self._prepares = True
+        self._preparing = Preparing()
         self._own: ConnectionPool[Any] | None = None
         self._pool: ConnectionPool[Any] | None = None
         self._conn: CallerConnection | None = None
@@ -516,17 +515,12 @@ class Client:
             except PREPARED_ELSEWHERE as error:
                 if given is not None:
                     raise
-                self._stop_preparing(error)
+                # Its transaction held nothing else. Each connection of a pool learns it anew.
+                self._preparing.stop(error)
                 connection.rollback()
                 connection.prepare_threshold = None
                 cursor.execute(call.sql.encode(), call.params)
             return cast("list[T]", cursor.fetchall())
-
-    def _stop_preparing(self, error: psycopg.Error) -> None:
-        # Its transaction held nothing else, and each connection of the pool learns it by itself.
-        if self._prepares:
-            self._prepares = False
-            warn_unprepared(error)
 
     def _one(self, call: Call[T], conn: CallerConnection | None) -> T:
         return self._all(call, conn)[0]

@@ -108,7 +108,7 @@ class Heartbeat:
                     self._conn.commit()
             except Exception as error:  # noqa: BLE001 - the thread must go on
                 if isinstance(error, PREPARED_ELSEWHERE):
-                    self._settings.stop_preparing(error)
+                    self._settings.preparing.stop(error)
                 self._outage.report("heartbeat", error)
                 self._disconnect()
                 wait = backoff.next()
