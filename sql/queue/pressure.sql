@@ -59,16 +59,22 @@ $function$;
 COMMENT ON FUNCTION @extschema@._refuse_pressure(text, integer, bigint) IS
     'Internal: raises JQ003 when so many jobs wait.';
 
--- What this session measured last, while it is fresh; NULL otherwise. An expression, so that it is inlined: a signal
--- may cost next to nothing.
+-- A producer's signal may cost next to nothing: the session keeps what it measured last, behind a label that holds the
+-- tenth of a second too, so that one search of one setting tells whose it is, that it is fresh, and how much. Both are
+-- expressions, so that they are inlined. No name holds a control character: labels cannot run into each other.
+CREATE OR REPLACE FUNCTION @extschema@._pressure_label(p_queue text, p_priority integer)
+RETURNS text
+LANGUAGE sql VOLATILE PARALLEL SAFE
+RETURN chr(31) || p_queue || chr(31) || p_priority || chr(31) || (date_part('epoch', clock_timestamp()) * 10)::bigint
+    || chr(31);
+COMMENT ON FUNCTION @extschema@._pressure_label(text, integer) IS
+    'Internal: what a measured depth is kept under until the next tenth of a second.';
+
 CREATE OR REPLACE FUNCTION @extschema@._fresh_pressure(p_queue text, p_priority integer)
 RETURNS text
 LANGUAGE sql VOLATILE PARALLEL UNSAFE
-RETURN CASE
-    WHEN starts_with(current_setting('awa.pressure', true), p_queue || chr(31) || p_priority || chr(31))
-         AND date_part('epoch', clock_timestamp())
-             < split_part(current_setting('awa.pressure', true), chr(31), 3)::double precision
-    THEN split_part(current_setting('awa.pressure', true), chr(31), 4) END;
+RETURN nullif(split_part(current_setting('awa.pressure', true),
+                         @extschema@._pressure_label(p_queue, p_priority), 2), '');
 COMMENT ON FUNCTION @extschema@._fresh_pressure(text, integer) IS
     'Internal: the depth of a queue and priority that this session measured a moment ago, or NULL.';
 
@@ -78,17 +84,14 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$
 DECLARE
-    c_fresh_seconds constant double precision := 0.05;
     v_depth text := @extschema@._queue_depth(p_queue, p_priority);
 BEGIN
-    -- No name holds a control character, so the parts cannot run into each other.
-    PERFORM set_config('awa.pressure', concat_ws(chr(31), p_queue, p_priority,
-        date_part('epoch', clock_timestamp()) + c_fresh_seconds, v_depth), false);
+    PERFORM set_config('awa.pressure', @extschema@._pressure_label(p_queue, p_priority) || v_depth, false);
     RETURN v_depth;
 END
 $function$;
 COMMENT ON FUNCTION @extschema@._measure_pressure(text, integer) IS
-    'Internal: the depth of a queue and priority, kept for the next 50 ms of this session.';
+    'Internal: the depth of a queue and priority, kept for a tenth of a second of this session.';
 
 CREATE OR REPLACE FUNCTION @extschema@._apply_backpressure(p_value jsonb, p_queue text, p_priority integer)
 RETURNS text
