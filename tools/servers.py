@@ -363,6 +363,12 @@ class Cluster:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
 
+    def shut_down(self) -> None:
+        """Shut down as an administrator does, and keep the files."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGINT)
+            self._process.wait()
+
     def stop(self) -> None:
         """Shut down at once and remove every file."""
         atexit.unregister(self.stop)

@@ -372,11 +372,12 @@ BEGIN
             'Name a NOLOGIN role without attributes: SECURITY DEFINER functions will run as it.');
     END IF;
     EXECUTE format('ALTER SCHEMA @extschema@ OWNER TO %s', owner);
+    -- What belongs to the role already is left alone: ALTER would lock it.
     FOR v_object IN
         SELECT CASE c.relkind WHEN 'v' THEN 'VIEW' WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END AS class,
                c.oid::regclass::text AS name
         FROM pg_class c
-        WHERE c.relnamespace = '@extschema@'::regnamespace AND c.relkind IN ('r', 'p', 'v', 'S')
+        WHERE c.relnamespace = '@extschema@'::regnamespace AND c.relkind IN ('r', 'p', 'v', 'S') AND c.relowner <> owner
           -- The owner of an owned sequence follows its table.
           AND NOT (c.relkind = 'S' AND EXISTS (
               SELECT FROM pg_depend d
@@ -385,8 +386,10 @@ BEGIN
         UNION ALL
         SELECT 'TYPE', t.oid::regtype::text FROM pg_type t LEFT JOIN pg_class c ON c.oid = t.typrelid
         WHERE t.typnamespace = '@extschema@'::regnamespace AND (t.typtype IN ('e', 'd') OR c.relkind = 'c')
+          AND t.typowner <> owner
         UNION ALL
-        SELECT 'ROUTINE', p.oid::regprocedure::text FROM pg_proc p WHERE p.pronamespace = '@extschema@'::regnamespace
+        SELECT 'ROUTINE', p.oid::regprocedure::text FROM pg_proc p
+        WHERE p.pronamespace = '@extschema@'::regnamespace AND p.proowner <> owner
     LOOP
         EXECUTE format('ALTER %s %s OWNER TO %s', v_object.class, v_object.name, owner);
     END LOOP;

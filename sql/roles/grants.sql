@@ -131,3 +131,15 @@ BEGIN
     PERFORM @extschema@._close_types();
 END
 $block$;
+
+-- All of it goes to the owner of the schema: a dump restores the schema, with its owner, ahead of the extension, and an
+-- update by a superuser makes functions that must not run as one.
+DO $block$
+DECLARE
+    v_owner regrole := (SELECT n.nspowner FROM pg_namespace n WHERE n.oid = '@extschema@'::regnamespace);
+BEGIN
+    IF pg_has_role(v_owner, 'MEMBER') AND NOT (SELECT r.rolsuper FROM pg_roles r WHERE r.oid = v_owner) THEN
+        PERFORM @extschema@.set_owner(v_owner);
+    END IF;
+END
+$block$;

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psycopg
 import pytest
 from psycopg import IsolationLevel
+from psycopg.conninfo import make_conninfo
 
-from conftest import Database, DatabaseServer
+from conftest import TEMPLATE_SCRIPT, Database, DatabaseServer
 from engine import (
     PRUNE_AT_ONCE,
+    SCRIPT,
     Attempt,
     claim,
     claim_all,
@@ -33,7 +37,9 @@ from engine import (
     tick,
     value,
 )
+from tools.servers import VERSIONS, Cluster, ensure_tree
 
+SUPERUSER, OWNER = "postgres", "awa_dump_owner"
 QUEUES = ("default", "dead", "paused", "sharded")
 
 
@@ -137,39 +143,145 @@ def all_jobs(conn: psycopg.Connection) -> list[str]:
     return [row for (row,) in rows]
 
 
-@pytest.fixture(params=["extension", "plain"])
-def source(
-    request: pytest.FixtureRequest, server: DatabaseServer, database: Database
-) -> Iterator[Database]:
-    """A database with the engine, as extension or as plain SQL."""
-    if request.param == "extension":
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How a database is dumped and restored."""
+
+    packaging: str
+    form: str = "custom"
+    role: str = SUPERUSER
+    elsewhere: bool = False
+
+    @property
+    def name(self) -> str:
+        where = "elsewhere" if self.elsewhere else "here"
+        return f"{self.packaging}-{self.form}-{self.role}-{where}"
+
+
+# Every packaging, form, role and place; elsewhere is a server of the newest version whose
+# transaction ids are lower.
+WAYS = (
+    Way("extension"),
+    Way("plain", "script", OWNER),
+    Way("extension", "apart", OWNER),
+    Way("extension", "parallel", elsewhere=True),
+    Way("plain", "custom", OWNER, elsewhere=True),
+)
+# Pairs of dump and restore; what psql restores has no restore.
+FORMS: dict[str, list[tuple[list[str], list[str] | None]]] = {
+    "custom": [(["-Fc"], [])],
+    "script": [(["-Fp"], None)],
+    "parallel": [(["-Fd", "-j2"], ["-j2"])],
+    "apart": [(["-Fc", "--schema-only"], []), (["-Fc", "--data-only"], ["--data-only"])],
+}
+
+
+def become(conn: psycopg.Connection, database: Database, role: str) -> Database:
+    """Give a database to a role; return it as the role sees it."""
+    if value(conn, "SELECT to_regrole(%s) IS NULL", role):
+        conn.execute(f"CREATE ROLE {role} LOGIN")
+    conn.execute(f"ALTER DATABASE {database.name} OWNER TO {role}")
+    return Database(database.name, make_conninfo(database.dsn, user=role))
+
+
+@contextmanager
+def source_database(server: DatabaseServer, way: Way) -> Iterator[Database]:
+    """A database into which the role has installed the engine."""
+    with server.fresh() as fresh:
+        database = become(server.admin, fresh, way.role)
+        with database.connect() as conn:
+            if way.role == SUPERUSER and way.packaging == "extension":
+                conn.execute(TEMPLATE_SCRIPT.read_bytes())
+            elif way.role == SUPERUSER:
+                install_plain(conn)
+            elif way.packaging == "extension":
+                conn.execute("CREATE EXTENSION awa")
+            else:
+                conn.execute("CREATE SCHEMA awa")
+                conn.execute(SCRIPT.read_text().replace("@extschema@", "awa").encode())
         yield database
+
+
+@contextmanager
+def target_database(
+    server: DatabaseServer, way: Way
+) -> Iterator[tuple[Database, Mapping[str, str]]]:
+    """An empty database of the role, and the environment of its server."""
+    if not way.elsewhere:
+        with server.fresh() as fresh:
+            yield become(server.admin, fresh, way.role), os.environ
         return
-    plain = server.create(f"plain_{uuid.uuid4().hex[:12]}")
-    with plain.connect() as conn:
-        install_plain(conn)
-    yield plain
-    server.drop(plain.name)
+    with Cluster(ensure_tree(VERSIONS[-1])) as cluster:
+        database = Database("postgres", cluster.dsn)
+        with database.connect() as conn:
+            conn.execute("CREATE ROLE awa_owner NOLOGIN")
+            yield become(conn, database, way.role), cluster.environment
 
 
-def copy(source: Database, target: Database, pg_bin: Path, folder: Path) -> None:
-    """Dump one database and restore the dump into another."""
-    dump = folder / "dump"
-    commands: list[list[str | Path]] = [
-        [pg_bin / "pg_dump", "-Fc", "-f", dump, "-d", source.dsn],
-        [pg_bin / "pg_restore", "--exit-on-error", "-d", target.dsn, dump],
-    ]
-    for command in commands:
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-
-
-def test_jobs_continue_after_dump_and_restore(
-    source: Database, empty_database: Database, pg_bin: Path, tmp_path: Path
+def copy(
+    source: Database, target: Database, form: str, folder: Path, programs: Mapping[str, str]
 ) -> None:
-    with source.connect() as conn:
-        kept = job_in_every_state(conn)
-        before, jobs, state = contents(conn), all_jobs(conn), all_counts(conn)
+    """Dump one database by the programs of its server, and restore it by those of the other."""
+    dump: list[str | Path] = [Path(os.environ["AWA_PG_BIN"]) / "pg_dump", "-d", source.dsn]
+    folder_of_new = Path(programs["AWA_PG_BIN"])
+    for number, (how, restores) in enumerate(FORMS[form]):
+        file = folder / f"dump{number}"
+        restore: list[str | Path] = [
+            folder_of_new / "pg_restore",
+            "--exit-on-error",
+            *(restores or []),
+        ]
+        if restores is None:
+            restore = [folder_of_new / "psql", "-XqAt", "-v", "ON_ERROR_STOP=1", "-f"]
+        commands = [
+            ([*dump, *how, "-f", file], os.environ),
+            ([*restore, file, "-d", target.dsn], programs),
+        ]
+        for command, env in commands:
+            done = subprocess.run(command, capture_output=True, text=True, env=env)
+            assert done.returncode == 0, done.stderr
+
+
+def owners(conn: psycopg.Connection) -> set[tuple[str, str]]:
+    """The owner of the schema and of everything in it."""
+    catalogs = {"pg_class": "rel", "pg_proc": "pro", "pg_type": "typ"}
+    query = "SELECT 'schema', nspowner::regrole::text FROM pg_namespace WHERE nspname = 'awa'"
+    for catalog, prefix in catalogs.items():
+        query += f""" UNION ALL SELECT {prefix}name, {prefix}owner::regrole::text FROM {catalog}
+                      WHERE {prefix}namespace = 'awa'::regnamespace"""
+    rows = conn.execute(query.encode()).fetchall()
+    return {(row[0], row[1]) for row in rows}
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
+def test_jobs_continue_after_dump_and_restore(
+    server: DatabaseServer, way: Way, tmp_path: Path
+) -> None:
+    with source_database(server, way) as source, target_database(server, way) as (target, programs):
+        with source.connect() as conn:
+            kept = job_in_every_state(conn)
+            before, jobs, state, owned = (
+                contents(conn),
+                all_jobs(conn),
+                all_counts(conn),
+                owners(conn),
+            )
+        check_that_nothing_is_empty(before)
+        copy(source, target, way.form, tmp_path, programs)
+        with target.connect() as conn:
+            after = contents(conn)
+            assert {name for name in before if before[name] != after.get(name)} == set()
+            assert set(after) == set(before)
+            assert owners(conn) == owned
+            steps = conn.execute("SELECT step, outcome FROM awa.verify()").fetchall()
+            assert {outcome for _, outcome in steps} == {"done"}
+            assert all_counts(conn) == state
+            assert all_jobs(conn) == jobs
+            check_that_all_goes_on(conn, kept)
+
+
+def check_that_nothing_is_empty(before: Mapping[str, list[str]]) -> None:
+    """Fail where a table that a dump must hold has no row to show it."""
     filled = {name.rstrip("0123456789") for name, rows in before.items() if rows}
     families = {"ready_entries_", "done_entries_", "lease_claim_batches_", "lease_claim_closures_"}
     families |= {"ready_tombstones_", "ready_claim_attempt_batches_", "attempt_state"}
@@ -178,61 +290,91 @@ def test_jobs_continue_after_dump_and_restore(
     families |= {"queue_ring_rotations", "claim_ring_rotations", "runtime_instances"}
     assert families <= filled
     assert all(before[f"deferred_jobs_{slot}"] for slot in range(17))
-    copy(source, empty_database, pg_bin, tmp_path)
-    with empty_database.connect() as conn:
-        after = contents(conn)
-        assert {name for name in before if before[name] != after.get(name)} == set()
-        assert set(after) == set(before)
-        # Ownership of an extension's members is not in a dump.
-        conn.execute("SELECT awa.set_owner('awa_owner')")
-        steps = conn.execute("SELECT step, outcome FROM awa.verify()").fetchall()
-        assert {outcome for _, outcome in steps} == {"done"}
-        assert all_counts(conn) == state
-        assert all_jobs(conn) == jobs
-        check_that_all_goes_on(conn, kept)
 
 
-def test_verify_repairs_sequences_that_lag_behind_their_rows(
-    source: Database, empty_database: Database, pg_bin: Path, tmp_path: Path
-) -> None:
-    with source.connect() as conn:
-        kept = job_in_every_state(conn)
-        state = all_counts(conn)
-    copy(source, empty_database, pg_bin, tmp_path)
-    with empty_database.connect() as conn:
-        conn.execute("SELECT awa.set_owner('awa_owner')")
-        # As a copy whose sequences are from an earlier moment than its rows.
-        for name in kept.numbers:
-            conn.execute(
-                "SELECT setval(seqrelid, seqmin) FROM pg_sequence WHERE seqrelid = %s::regclass",
-                [f"awa.{name}"],
+class Upgraded(Cluster):
+    """The newest version, with the data of another server that pg_upgrade has brought over."""
+
+    def __init__(self, old: Cluster) -> None:
+        super().__init__(ensure_tree(VERSIONS[-1]))
+        self.old = old
+
+    def _make_data(self) -> Sequence[str]:
+        data, old_data = self.directory / "data", self.old.directory / "data"
+        # What a version does by itself, the other may not know: checksums came on with 18.
+        without = ["--no-data-checksums"] if self.old.tree.version < 18 else []
+        self._spawn([*super()._make_data(), *without, "-D", str(data)]).wait()
+        return ("pg_upgrade", "-b", str(self.old.tree.bin), "-d", str(old_data), "-U", "postgres")
+
+
+def test_jobs_continue_after_pg_upgrade(server_version: int) -> None:
+    with Cluster(ensure_tree(server_version)) as old:
+        with psycopg.connect(old.dsn, autocommit=True) as conn:
+            conn.execute(TEMPLATE_SCRIPT.read_bytes())
+            kept = job_in_every_state(conn)
+            before, jobs, state, owned = (
+                contents(conn),
+                all_jobs(conn),
+                all_counts(conn),
+                owners(conn),
             )
-        conn.execute("SELECT setval('awa.queue_ring', 0), setval('awa.claim_ring', 0)")
-        conn.execute("SELECT awa.verify()")
-        assert all_counts(conn) == state
-        check_that_all_goes_on(conn, kept)
+        old.shut_down()
+        with Upgraded(old) as new, psycopg.connect(new.dsn, autocommit=True) as conn:
+            after = contents(conn)
+            assert {name for name in before if before[name] != after.get(name)} == set()
+            assert owners(conn) == owned
+            conn.execute("SELECT awa.verify()")
+            assert (all_counts(conn), all_jobs(conn)) == (state, jobs)
+            check_that_all_goes_on(conn, kept)
 
 
+@pytest.mark.parametrize("packaging", ["extension", "plain"])
+def test_verify_repairs_sequences_that_lag_behind_their_rows(
+    server: DatabaseServer, packaging: str, tmp_path: Path
+) -> None:
+    way = Way(packaging)
+    with source_database(server, way) as source, target_database(server, way) as (target, programs):
+        with source.connect() as conn:
+            kept = job_in_every_state(conn)
+            state = all_counts(conn)
+        copy(source, target, way.form, tmp_path, programs)
+        with target.connect() as conn:
+            # As a copy whose sequences are from an earlier moment than its rows.
+            for name in kept.numbers:
+                least = "SELECT seqmin FROM pg_sequence WHERE seqrelid = %s::regclass"
+                conn.execute(f"SELECT setval(%s, ({least}))", [f"awa.{name}"] * 2)
+            conn.execute("SELECT setval('awa.queue_ring', 0), setval('awa.claim_ring', 0)")
+            conn.execute("SELECT awa.verify()")
+            assert all_counts(conn) == state
+            check_that_all_goes_on(conn, kept)
+
+
+@pytest.mark.parametrize("packaging", ["extension", "plain"])
 def test_grants_survive_dump_and_restore(
-    source: Database, empty_database: Database, pg_bin: Path, tmp_path: Path
+    server: DatabaseServer, packaging: str, tmp_path: Path
 ) -> None:
     capabilities = ("producer", "worker", "operator", "reader")
     names = {capability: f"awa_{capability}_{uuid.uuid4().hex[:12]}" for capability in capabilities}
-    with source.connect() as conn:
-        for capability, name in names.items():
-            conn.execute(f"CREATE ROLE {name}; SELECT awa.grant_{capability}('{name}')".encode())
-        insert(conn)
-        before = grants(conn)
-        assert {role for _, _, role, _ in before} == set(names.values())
-    copy(source, empty_database, pg_bin, tmp_path)
-    with empty_database.connect() as conn:
-        conn.execute("SELECT awa.set_owner('awa_owner')")
-        assert grants(conn) == before
-        for name in names.values():
-            conn.execute(f"DROP OWNED BY {name}".encode())
-    with source.connect() as conn:
-        for name in names.values():
-            conn.execute(f"DROP OWNED BY {name}; DROP ROLE {name}".encode())
+    way = Way(packaging)
+    with source_database(server, way) as source, target_database(server, way) as (target, programs):
+        with source.connect() as conn:
+            for capability, name in names.items():
+                conn.execute(
+                    f"CREATE ROLE {name}; SELECT awa.grant_{capability}('{name}')".encode()
+                )
+            insert(conn)
+            before = grants(conn)
+            assert {role for _, _, role, _ in before} == set(names.values())
+        copy(source, target, way.form, tmp_path, programs)
+        with target.connect() as conn:
+            # The rights of the types of rows, which no dump holds.
+            conn.execute("SELECT awa.set_owner('awa_owner')")
+            assert grants(conn) == before
+            for name in names.values():
+                conn.execute(f"DROP OWNED BY {name}".encode())
+        with source.connect() as conn:
+            for name in names.values():
+                conn.execute(f"DROP OWNED BY {name}; DROP ROLE {name}".encode())
 
 
 def check_that_all_goes_on(conn: psycopg.Connection, kept: Kept) -> None:

@@ -261,6 +261,9 @@ def test_a_role_without_superuser_creates_the_trusted_extension(
         become_owner(plain, empty_database)
         plain.execute("CREATE EXTENSION awa")
         plain.execute("RESET SESSION AUTHORIZATION")
+        # What it makes is its own, SECURITY DEFINER functions too.
+        schema = "FROM pg_proc WHERE pronamespace = 'awa'::regnamespace"
+        assert value(plain, f"SELECT DISTINCT proowner::regrole::text {schema}") == OWNER
         plain.execute(f"SELECT awa.set_owner('{OWNER}')")
         found = catalog(plain)
     assert difference(catalog(conn), found) == []
