@@ -61,12 +61,13 @@ COMMENT ON FUNCTION @extschema@._refuse_pressure(text, integer, bigint) IS
 
 -- A producer's signal may cost next to nothing: the session keeps what it measured last, behind a label that holds the
 -- tenth of a second too, so that one search of one setting tells whose it is, that it is fresh, and how much. Both are
--- expressions, so that they are inlined. No name holds a control character: labels cannot run into each other.
+-- expressions, so that they are inlined, with few functions: in autocommit each of them is looked up anew. No name
+-- holds a control character and the number is of fixed width: labels cannot run into each other.
 CREATE OR REPLACE FUNCTION @extschema@._pressure_label(p_queue text, p_priority integer)
 RETURNS text
 LANGUAGE sql VOLATILE PARALLEL SAFE
-RETURN chr(31) || p_queue || chr(31) || p_priority || chr(31) || (date_part('epoch', clock_timestamp()) * 10)::bigint
-    || chr(31);
+RETURN chr(31) || p_queue || chr(31)
+    || to_hex((date_part('epoch', clock_timestamp()) * 10)::bigint * 8 + p_priority);
 COMMENT ON FUNCTION @extschema@._pressure_label(text, integer) IS
     'Internal: what a measured depth is kept under until the next tenth of a second.';
 

@@ -41,7 +41,7 @@ BEGIN
 END $$;
 SELECT is(test.recalls('q'), true, 'a fresh measure is used again');
 SELECT is(test.recalls('qq'), false, 'but not that of a name which ends alike');
-SELECT set_config('awa.pressure', regexp_replace(awa._pressure_label('q', 2), '\d+(?=.$)', '1') || 'known', false) \g /dev/null
+SELECT set_config('awa.pressure', regexp_replace(awa._pressure_label('q', 2), '[0-9a-f]+$', '12') || 'known', false) \g /dev/null
 SELECT is((test.insert('q', '"signal"')).pressure ~ '^[0-9]+$', true, 'an old one is not');
 
 -- Reject.
