@@ -12,7 +12,9 @@ QUEUE_SLOTS, CLAIM_SLOTS = 6, 4
 PAUSE_LOCK = 7999  # class of the advisory locks that suspended statements wait for
 LOCK_TIMEOUT = "5ms"  # one thread moves all: what has to wait at all would wait for ever
 
-# A statement waits at the pause point that its transaction names, after passing it `skip` times.
+# A statement waits at the pause point that its transaction names, after passing it `skip` times; or
+# once at each point it meets, up to STOPS of them, each behind a lock of its own.
+STOPS = 4
 PAUSE = f"""
 CREATE FUNCTION awa._pause_point(p_name text)
 RETURNS void
@@ -21,20 +23,35 @@ SET search_path = pg_catalog, pg_temp
 AS $function$
 DECLARE
     v_skip integer;
-    v_timeout text;
+    v_passed text[];
 BEGIN
-    IF current_setting('awa_test.pause_at', true) IS DISTINCT FROM p_name THEN
-        RETURN;
+    IF current_setting('awa_test.pause_at', true) = '*' THEN
+        v_passed := current_setting('awa_test.passed');
+        IF p_name <> ALL (v_passed) AND cardinality(v_passed) < {STOPS} THEN
+            PERFORM set_config('awa_test.passed', (v_passed || p_name)::text, true);
+            PERFORM awa._wait_at_pause(pg_backend_pid() * {STOPS} + cardinality(v_passed));
+        END IF;
+    ELSIF current_setting('awa_test.pause_at', true) = p_name THEN
+        v_skip := current_setting('awa_test.pause_skip');
+        PERFORM set_config('awa_test.pause_skip', (v_skip - 1)::text, true);
+        IF v_skip = 0 THEN
+            PERFORM awa._wait_at_pause(pg_backend_pid());
+        END IF;
     END IF;
-    v_skip := current_setting('awa_test.pause_skip');
-    PERFORM set_config('awa_test.pause_skip', (v_skip - 1)::text, true);
-    IF v_skip = 0 THEN
-        v_timeout := current_setting('lock_timeout');
-        PERFORM set_config('lock_timeout', '0', true);
-        PERFORM pg_advisory_lock_shared({PAUSE_LOCK}, pg_backend_pid());
-        PERFORM pg_advisory_unlock_shared({PAUSE_LOCK}, pg_backend_pid());
-        PERFORM set_config('lock_timeout', v_timeout, true);
-    END IF;
+END
+$function$;
+CREATE FUNCTION awa._wait_at_pause(p_key integer)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_timeout text := current_setting('lock_timeout');
+BEGIN
+    PERFORM set_config('lock_timeout', '0', true);
+    PERFORM pg_advisory_lock_shared({PAUSE_LOCK}, p_key);
+    PERFORM pg_advisory_unlock_shared({PAUSE_LOCK}, p_key);
+    PERFORM set_config('lock_timeout', v_timeout, true);
 END
 $function$;
 """

@@ -1,0 +1,77 @@
+"""Pairs of calls in every order of their pause points, and three calls in some (G1, G2, G6, G7)."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from interleaver import MUTANTS
+from interleaver.orders import CALLS, Scene, new_scene, play_all, play_some
+
+if TYPE_CHECKING:
+    from conftest import DatabaseServer
+
+PAIRS = list(itertools.combinations_with_replacement(CALLS, 2))
+SEED = 20261130
+SHORT = random.Random(SEED).sample(PAIRS, 8)
+TRIPLES = [
+    ("insert", "claim", "prune_queue"),
+    ("insert", "claim", "evacuate"),
+    ("claim", "cancel of a waiting job", "evacuate"),
+    ("complete", "cancel of a running job", "rescue"),
+    ("complete", "evacuate", "prune_claim"),
+    ("finish of a lease", "rescue", "cancel of a lease"),
+    ("insert later", "promote", "prune_deferred"),
+    ("insert unique", "cancel of a waiting job", "unique_keys"),
+]
+# Which pair finds which mutant.
+FOUND = [
+    ("cancel does not look again", ("claim", "cancel of a waiting job")),
+    ("cancel of a lease does not look again", ("finish of a lease", "cancel of a lease")),
+    ("rescue of a lease does not look again", ("finish of a lease", "rescue")),
+]
+
+
+@pytest.fixture(scope="module")
+def scene(server: DatabaseServer) -> Iterator[Scene]:
+    """Where every order begins."""
+    with new_scene(server.dsn) as scene:
+        yield scene
+
+
+@pytest.mark.parametrize("pair", SHORT, ids=" and ".join)
+def test_no_order_of_some_pairs_breaks_the_engine(
+    server: DatabaseServer, scene: Scene, pair: tuple[str, str]
+) -> None:
+    assert play_some(server.dsn, scene, pair, SEED, 3).broken is None
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("pair", PAIRS, ids=" and ".join)
+def test_no_order_of_any_pair_breaks_the_engine(
+    server: DatabaseServer, scene: Scene, pair: tuple[str, str]
+) -> None:
+    played = play_all(server.dsn, scene, pair)
+    print(played.orders, "orders")
+    assert played.broken is None, played.broken
+
+
+@pytest.mark.parametrize("names", TRIPLES, ids=" and ".join)
+def test_no_chosen_order_of_three_calls_breaks_the_engine(
+    server: DatabaseServer, scene: Scene, names: tuple[str, ...], request: pytest.FixtureRequest
+) -> None:
+    count = 100 if request.config.getoption("--long") else 2
+    played = play_some(server.dsn, scene, names, SEED, count)
+    assert played.broken is None, played.broken
+
+
+@pytest.mark.parametrize(("mutant", "pair"), FOUND)
+def test_an_order_breaks_a_mutant(
+    server: DatabaseServer, mutant: str, pair: tuple[str, str]
+) -> None:
+    with new_scene(server.dsn, MUTANTS[mutant]) as scene:
+        assert play_all(server.dsn, scene, pair).broken is not None
