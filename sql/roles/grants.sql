@@ -123,11 +123,8 @@ COMMENT ON FUNCTION @extschema@.grant_reader(regrole) IS
 
 -- PostgreSQL gives PUBLIC EXECUTE on new functions and USAGE on new types, rows of tables included: somebody else's
 -- table with a column of such a type would hold up an upgrade.
-REVOKE ALL ON ALL FUNCTIONS IN SCHEMA @extschema@ FROM PUBLIC;
-REVOKE ALL ON ALL TABLES IN SCHEMA @extschema@ FROM PUBLIC;
-REVOKE ALL ON ALL SEQUENCES IN SCHEMA @extschema@ FROM PUBLIC;
 DO $block$
 BEGIN
-    PERFORM @extschema@._close_types();
+    PERFORM @extschema@._close_to_public();
 END
 $block$;
