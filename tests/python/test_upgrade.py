@@ -344,8 +344,10 @@ def test_b24_nobody_waits_for_an_update_but_who_reads_a_view(old: Database) -> N
         assert set(complete(conn, claimed)) == {"done"}
         assert counts(conn, "during") == {"completed": len(during)}
         assert counts(conn, "open") == {"completed": 1}
+        # The rows are at home: there is no need to read them all.
+        at_home = """SELECT rows FROM awa.tick('{"steps": ["verify"]}')"""
+        assert value(conn, at_home) == 0
         check_that_all_goes_on(conn, kept)
-        assert tick(conn, "verify") == {"verify": "done"}
 
 
 def all_jobs_of(conn: psycopg.Connection, jobs: list[str]) -> list[str]:
@@ -491,6 +493,7 @@ def test_b24_an_upgrade_that_fails_changes_nothing_and_is_run_again(
 ) -> None:
     before = catalog(old_conn) + members(old_conn)
     with old.connect(autocommit=False) as reader, old.connect() as conn:
+        reader.execute("SET idle_in_transaction_session_timeout = '20s'")
         reader.execute("SELECT FROM awa.settings")
         with pytest.raises(InstallError, match="waits in vain") as failed:
             upgrade(conn, patience=0)
