@@ -12,8 +12,11 @@ BIN := .venv/bin
 
 EXTVERSION := $(shell sed -n "s/^default_version = '\(.*\)'/\1/p" extension/awa.control)
 SCRIPT := build/awa--$(EXTVERSION).sql
-PACKAGED := python/src/awa/_sql/awa--$(EXTVERSION).sql
-PGTLE := build/pgtle-awa-$(EXTVERSION).sql
+# The one to this version is made from its sources, those between earlier versions are as they were released.
+UPGRADES := $(patsubst sql/upgrades/%,build/awa--%,$(wildcard sql/upgrades/*--*.sql)) \
+	$(patsubst extension/released/%,build/%,$(wildcard extension/released/awa--*--*.sql))
+PACKAGED := $(patsubst build/%,python/src/awa/_sql/%,$(SCRIPT) $(UPGRADES))
+PGTLE := $(patsubst build/awa--%,build/pgtle-awa-%,$(SCRIPT) $(UPGRADES))
 SOURCES := $(shell find sql -name '*.sql' 2>/dev/null)
 
 .PHONY: help all build install dist wheel setup lock check secrets audit api-manifest test test-one test-long \
@@ -25,21 +28,26 @@ help: ## this list
 # ---- build
 
 all: build
-build: $(SCRIPT) $(PACKAGED) $(PGTLE) ## concatenate sql/ into one installable script, and wrap it for pg_tle
+build: $(SCRIPT) $(UPGRADES) $(PACKAGED) $(PGTLE) ## from sql/, the scripts that install and upgrade, also for pg_tle
 
+# Scripts of another version go, so whatever is beside the install script comes after it.
 $(SCRIPT): $(SOURCES) extension/awa.control extension/tools/inline_includes.awk
-	@mkdir -p build
-	@rm -f build/awa--*.sql
+	@mkdir -p build python/src/awa/_sql
+	@rm -f build/awa--*.sql build/pgtle-awa-*.sql python/src/awa/_sql/*.sql
 	@awk -f extension/tools/inline_includes.awk sql/awa.sql > $@
 
-$(PACKAGED): $(SCRIPT)
-	@mkdir -p $(@D)
-	@rm -f $(@D)/awa--*.sql
+build/awa--%.sql: sql/upgrades/%.sql $(SCRIPT)
+	@awk -f extension/tools/inline_includes.awk $< > $@
+
+build/awa--%.sql: extension/released/awa--%.sql $(SCRIPT)
 	@cp $< $@
 
-$(PGTLE): $(SCRIPT) extension/awa.control extension/tools/wrap_pgtle.awk
-	@rm -f build/pgtle-awa-*.sql
-	@awk -f extension/tools/wrap_pgtle.awk extension/awa.control $(SCRIPT) > $@
+$(PACKAGED): python/src/awa/_sql/%: build/%
+	@mkdir -p $(@D)
+	@cp $< $@
+
+$(PGTLE): build/pgtle-awa-%: build/awa--% extension/awa.control extension/tools/wrap_pgtle.awk
+	@awk -f extension/tools/wrap_pgtle.awk extension/awa.control $< > $@
 
 install: build ## install the extension into a server by PGXS (PG_CONFIG=path/to/pg_config)
 	@$(MAKE) --no-print-directory -C extension install PG_CONFIG=$(PG_CONFIG)

@@ -12,6 +12,7 @@
 \ir foundation/canonical_json.sql
 
 -- control: small coordination rows
+\ir control/identity.sql
 \ir control/ring_cursor.sql
 \ir control/released_slots.sql
 \ir control/queues.sql

@@ -51,6 +51,9 @@ TEXT_SUFFIXES = {
     ".mjs",
 }
 
+# Folders of text that is built, published or released.
+AS_IT_IS = {"_sql", "vectors", "released"}
+
 NAME = r"@extschema@\.\"?([a-z_%][\w%$]*)"
 LITERAL = re.compile(r"'((?:[^']|'')*)'")
 QUOTED = re.compile(
@@ -226,7 +229,11 @@ def check_manifests(root: Path) -> list[str]:
         if line.startswith("\\ir ")
     ]
     names = [name for _, name in included]
-    files = {str(p.relative_to(root)) for p in root.rglob("*.sql") if p.parent != root}
+    files = {
+        str(p.relative_to(root))
+        for p in root.rglob("*.sql")
+        if p.parent not in (root, root / "upgrades")
+    }
     problems = [f"{name}: in no manifest" for name in sorted(files - set(names))]
     problems += [
         f"{name}: listed twice in {manifest}"
@@ -239,10 +246,12 @@ def check_manifests(root: Path) -> list[str]:
 
 
 def check_versions(repo: Path) -> list[str]:
-    """Return a problem unless control file, Python package and changelog carry one version."""
+    """Return a problem unless all that states the version states the same."""
     sources = {
         "extension/awa.control": r"^default_version = '(.*)'",
         "python/pyproject.toml": r"^version = \"(.*)\"",
+        "python/src/awa/_version.py": r"^__version__ = \"(.*)\"",
+        "sql/api/operator.sql": r"^RETURN '(.*)';",
         "CHANGELOG.md": r"^## (\S+)",
     }
     found = {}
@@ -258,7 +267,7 @@ def check_text(repo: Path) -> list[str]:
     widest = int(re.findall(r"\[\*\.sql\]\s+max_line_length = (\d+)", rules)[0])
     problems = []
     for path in (p for folder in TEXT_FOLDERS for p in sorted((repo / folder).rglob("*"))):
-        if path.suffix not in TEXT_SUFFIXES or "_sql" in path.parts or "vectors" in path.parts:
+        if path.suffix not in TEXT_SUFFIXES or AS_IT_IS & set(path.parts):
             continue
         where, text = path.relative_to(repo), path.read_text()
         if text and not text.endswith("\n"):

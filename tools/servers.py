@@ -208,11 +208,12 @@ def add_pgtap(cache: Path, tree: Tree) -> None:
 
 
 def add_awa(tree: Tree) -> None:
-    """Put the extension as it is built now into a tree."""
+    """Put the extension as it is built now into a tree, and what was released before."""
     scripts = sorted(BUILD.glob("awa--*.sql"))
+    released = sorted((REPO / "extension/released").glob("awa--*.sql"))
     if not scripts:
         log("the extension is not built, so the tree goes without it: make build")
-    for source in [*scripts, REPO / "extension/awa.control"] if scripts else []:
+    for source in [*released, *scripts, REPO / "extension/awa.control"] if scripts else []:
         target = tree.share / "extension" / source.name
         if not target.exists() or not filecmp.cmp(source, target, shallow=False):
             draft = target.with_name(target.name + ".new")

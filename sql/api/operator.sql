@@ -3,13 +3,13 @@
 CREATE OR REPLACE FUNCTION @extschema@.version()
 RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN '0.1.0';
+RETURN '0.2.0';
 COMMENT ON FUNCTION @extschema@.version() IS 'Version of the installed code.';
 
 CREATE OR REPLACE FUNCTION @extschema@.schema_version()
 RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN 1;
+RETURN 2;
 COMMENT ON FUNCTION @extschema@.schema_version() IS 'Number of the schema; a client refuses one below what it needs.';
 
 CREATE OR REPLACE FUNCTION @extschema@.declare_queue(queue text, opts jsonb DEFAULT '{}')
@@ -324,36 +324,84 @@ BEGIN
     RETURN QUERY
     SELECT v.step, 'done', v.changed, extract(epoch FROM clock_timestamp() - v_start)::double precision * 1000,
            NULL::jsonb
-    FROM (VALUES
-        ('verify_rings', @extschema@._verify_rings()),
-        ('verify_lanes', @extschema@._verify_lanes()),
-        ('verify_sequences', @extschema@._verify_sequences())
-        ) v (step, changed);
+    FROM @extschema@._verify(v_start) v;
 END
 $function$;
 COMMENT ON FUNCTION @extschema@.verify() IS
-'After a restore, a logical copy or a failover, before workers start: brings cursors and sequences in line with the
+'After a restore or a logical copy, before producers and workers start: brings cursors and sequences in line with the
 rows. Call it in a transaction of its own. Harmless at any other time. Returns what it changed. Errors: 25001,
 55000 when a ring must be repaired and the transaction has written, or when set_owner() must come first.';
 
--- Also after a restore: a dump does not hold what was taken from the types of rows of tables.
-CREATE OR REPLACE FUNCTION @extschema@._close_types()
+-- Also after a restore: a dump does not hold what was taken from the types of rows of tables. What is closed is left
+-- alone: in the script of an extension's update, a REVOKE makes all rights on the object initial ones, those of the
+-- user's roles too, and pg_dump leaves initial rights out.
+CREATE OR REPLACE FUNCTION @extschema@._close_to_public()
 RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$
 DECLARE
-    v_type regtype;
+    v_object record;
 BEGIN
-    FOR v_type IN
-        SELECT t.oid FROM pg_type t
-        WHERE t.typnamespace = '@extschema@'::regnamespace AND t.typcategory <> 'A'
+    FOR v_object IN
+        SELECT o.class, o.name
+        FROM (
+            SELECT 'FUNCTION', p.oid::regprocedure::text, p.proacl
+            FROM pg_proc p WHERE p.pronamespace = '@extschema@'::regnamespace
+            UNION ALL
+            SELECT CASE c.relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END, c.oid::regclass::text, c.relacl
+            FROM pg_class c
+            WHERE c.relnamespace = '@extschema@'::regnamespace AND c.relkind IN ('r', 'p', 'v', 'S')
+              -- Nor sequences of lanes, which come and go.
+              AND NOT EXISTS (SELECT FROM pg_depend d
+                              WHERE d.objid = c.oid AND d.classid = 'pg_class'::regclass
+                                AND d.refobjid = '@extschema@.queue_lanes'::regclass AND d.deptype = 'a')
+            UNION ALL
+            SELECT 'TYPE', t.oid::regtype::text, t.typacl
+            FROM pg_type t WHERE t.typnamespace = '@extschema@'::regnamespace AND t.typcategory <> 'A'
+            ) o (class, name, acl)
+        WHERE o.acl IS NULL OR EXISTS (SELECT FROM aclexplode(o.acl) a WHERE a.grantee = 0)
     LOOP
-        EXECUTE format('REVOKE ALL ON TYPE %s FROM PUBLIC', v_type);
+        EXECUTE format('REVOKE ALL ON %s %s FROM PUBLIC', v_object.class, v_object.name);
     END LOOP;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._close_types() IS 'Internal: takes USAGE on the types of the schema from PUBLIC.';
+COMMENT ON FUNCTION @extschema@._close_to_public() IS
+    'Internal: takes from PUBLIC what PostgreSQL gives to it, EXECUTE on functions and USAGE on types.';
+
+-- What belongs to the role already is not touched: ALTER locks a table against everybody.
+CREATE OR REPLACE FUNCTION @extschema@._give_objects(p_owner regrole)
+RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_object record;
+BEGIN
+    FOR v_object IN
+        SELECT CASE c.relkind WHEN 'v' THEN 'VIEW' WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END AS class,
+               c.oid::regclass::text AS name
+        FROM pg_class c
+        WHERE c.relnamespace = '@extschema@'::regnamespace AND c.relkind IN ('r', 'p', 'v', 'S')
+          AND c.relowner <> p_owner
+          -- The owner of an owned sequence follows its table.
+          AND NOT (c.relkind = 'S' AND EXISTS (
+              SELECT FROM pg_depend d
+              WHERE d.objid = c.oid AND d.classid = 'pg_class'::regclass
+                AND d.refclassid = 'pg_class'::regclass AND d.deptype = 'a'))
+        UNION ALL
+        SELECT 'TYPE', t.oid::regtype::text FROM pg_type t LEFT JOIN pg_class c ON c.oid = t.typrelid
+        WHERE t.typnamespace = '@extschema@'::regnamespace AND (t.typtype IN ('e', 'd') OR c.relkind = 'c')
+          AND t.typowner <> p_owner
+        UNION ALL
+        SELECT 'ROUTINE', p.oid::regprocedure::text FROM pg_proc p
+        WHERE p.pronamespace = '@extschema@'::regnamespace AND p.proowner <> p_owner
+    LOOP
+        EXECUTE format('ALTER %s %s OWNER TO %s', v_object.class, v_object.name, p_owner);
+    END LOOP;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._give_objects(regrole) IS 'Internal: gives all that is in the schema to a role.';
 
 -- Ownership and rights. Security invoker: the caller must be allowed to do this.
 CREATE OR REPLACE FUNCTION @extschema@.set_owner(owner regrole)
@@ -361,8 +409,6 @@ RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$
-DECLARE
-    v_object record;
 BEGIN
     IF owner IS NULL OR NOT EXISTS (SELECT FROM pg_roles r WHERE r.oid = owner) THEN
         PERFORM @extschema@._refuse('42704', 'field "owner" names no role', 'Create a NOLOGIN role first.');
@@ -372,28 +418,8 @@ BEGIN
             'Name a NOLOGIN role without attributes: SECURITY DEFINER functions will run as it.');
     END IF;
     EXECUTE format('ALTER SCHEMA @extschema@ OWNER TO %s', owner);
-    -- What belongs to the role already is left alone: ALTER would lock it.
-    FOR v_object IN
-        SELECT CASE c.relkind WHEN 'v' THEN 'VIEW' WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END AS class,
-               c.oid::regclass::text AS name
-        FROM pg_class c
-        WHERE c.relnamespace = '@extschema@'::regnamespace AND c.relkind IN ('r', 'p', 'v', 'S') AND c.relowner <> owner
-          -- The owner of an owned sequence follows its table.
-          AND NOT (c.relkind = 'S' AND EXISTS (
-              SELECT FROM pg_depend d
-              WHERE d.objid = c.oid AND d.classid = 'pg_class'::regclass
-                AND d.refclassid = 'pg_class'::regclass AND d.deptype = 'a'))
-        UNION ALL
-        SELECT 'TYPE', t.oid::regtype::text FROM pg_type t LEFT JOIN pg_class c ON c.oid = t.typrelid
-        WHERE t.typnamespace = '@extschema@'::regnamespace AND (t.typtype IN ('e', 'd') OR c.relkind = 'c')
-          AND t.typowner <> owner
-        UNION ALL
-        SELECT 'ROUTINE', p.oid::regprocedure::text FROM pg_proc p
-        WHERE p.pronamespace = '@extschema@'::regnamespace AND p.proowner <> owner
-    LOOP
-        EXECUTE format('ALTER %s %s OWNER TO %s', v_object.class, v_object.name, owner);
-    END LOOP;
-    PERFORM @extschema@._close_types();
+    PERFORM @extschema@._give_objects(owner);
+    PERFORM @extschema@._close_to_public();
 END
 $function$;
 COMMENT ON FUNCTION @extschema@.set_owner(regrole) IS

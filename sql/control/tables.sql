@@ -100,10 +100,19 @@ CREATE TABLE @extschema@.sql_handlers (
 );
 COMMENT ON TABLE @extschema@.sql_handlers IS 'Kinds that work() runs, each with the full name of its function.';
 
+CREATE TABLE @extschema@.database_identity (
+    system_identifier bigint NOT NULL,
+    database_oid      oid NOT NULL,
+    since             timestamptz NOT NULL,
+    CONSTRAINT database_identity_pkey PRIMARY KEY (system_identifier, database_oid)
+);
+COMMENT ON TABLE @extschema@.database_identity IS
+    'The database whose rows these are, once verify() has seen it. A dump or logical copy brings that of the old one.';
+
 SELECT @extschema@._mark_for_dump(x.relation::regclass)
 FROM unnest(ARRAY['queue_meta', 'lane_ids', 'job_ids', 'queue_lanes', 'queue_ring', 'claim_ring',
                   'queue_ring_rotations', 'claim_ring_rotations', 'runtime_instances', 'job_unique_claims',
-                  'sql_handlers']) t (name),
+                  'sql_handlers', 'database_identity']) t (name),
      LATERAL (SELECT '@extschema@.' || t.name) x (relation);
 
 DO $do$

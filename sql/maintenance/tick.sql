@@ -5,10 +5,10 @@
 CREATE OR REPLACE FUNCTION @extschema@._tick_steps()
 RETURNS text[]
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN '{publish_queue,publish_claim,plan_queue,plan_claim,refill,promote,rescue,expire,unique_keys,instances,hints,'
-    'evacuate,prune_attempts,prune_claim,prune_queue,prune_deferred}'::text[];
+RETURN '{verify,publish_queue,publish_claim,plan_queue,plan_claim,refill,promote,rescue,expire,unique_keys,instances,'
+    'hints,evacuate,prune_attempts,prune_claim,prune_queue,prune_deferred}'::text[];
 COMMENT ON FUNCTION @extschema@._tick_steps() IS
-    'Internal: steps of tick, in order. Publish comes first: it needs a transaction that wrote nothing.';
+    'Internal: steps of tick, in order. Verify and publish come first: they need a transaction that wrote nothing.';
 
 CREATE OR REPLACE FUNCTION @extschema@._run_step(
     p_step text, p_rows integer, p_now timestamptz,
@@ -20,6 +20,7 @@ AS $function$
 BEGIN
     outcome := 'done';
     CASE p_step
+    WHEN 'verify' THEN SELECT v.outcome, v.changed INTO outcome, "rows" FROM @extschema@._verify_after_move(p_now) v;
     WHEN 'publish_queue' THEN outcome := @extschema@._publish_ring('queue');
     WHEN 'publish_claim' THEN outcome := @extschema@._publish_ring('claim');
     WHEN 'plan_queue' THEN outcome := @extschema@._plan_ring('queue', p_now);

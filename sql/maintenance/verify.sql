@@ -1,6 +1,7 @@
--- After a restore or a failover: rows and sequences may come from different moments. Ring cursors
+-- After a restore or a logical copy: rows and sequences may come from different moments. Ring cursors
 -- follow the ledger, other sequences are raised above what the tables show, and what belonged to the
--- old cluster (horizons, hints, what refill and prune remember) is cleared.
+-- old cluster (horizons, hints, what refill and prune remember) is cleared. tick does it too, once it sees that the
+-- rows came from another database.
 
 CREATE OR REPLACE FUNCTION @extschema@._raise_sequence(p_sequence regclass, p_seen bigint)
 RETURNS boolean
@@ -163,3 +164,37 @@ BEGIN
 END
 $function$;
 COMMENT ON FUNCTION @extschema@._verify_sequences() IS 'Internal: raises id sequences above what the tables show.';
+
+CREATE OR REPLACE FUNCTION @extschema@._verify(p_now timestamptz)
+RETURNS TABLE (step text, changed bigint)
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+BEGIN
+    RETURN QUERY VALUES
+        ('verify_rings', @extschema@._verify_rings()),
+        ('verify_lanes', @extschema@._verify_lanes()),
+        ('verify_sequences', @extschema@._verify_sequences()),
+        ('verify_identity', @extschema@._settle(p_now));
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._verify(timestamptz) IS 'Internal: brings cursors and sequences in line with the rows.';
+
+CREATE OR REPLACE FUNCTION @extschema@._verify_after_move(p_now timestamptz, OUT outcome text, OUT changed bigint)
+RETURNS record
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+BEGIN
+    outcome := 'done';
+    changed := 0;
+    IF NOT @extschema@._is_at_home() THEN
+        changed := (SELECT sum(v.changed) FROM @extschema@._verify(p_now) v);
+    END IF;
+EXCEPTION WHEN lock_not_available THEN
+    outcome := 'locked';
+    changed := NULL;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._verify_after_move(timestamptz) IS
+    'Internal: verifies rows that came from another database: done, or locked when somebody has a lane for long.';

@@ -123,23 +123,8 @@ COMMENT ON FUNCTION @extschema@.grant_reader(regrole) IS
 
 -- PostgreSQL gives PUBLIC EXECUTE on new functions and USAGE on new types, rows of tables included: somebody else's
 -- table with a column of such a type would hold up an upgrade.
-REVOKE ALL ON ALL FUNCTIONS IN SCHEMA @extschema@ FROM PUBLIC;
-REVOKE ALL ON ALL TABLES IN SCHEMA @extschema@ FROM PUBLIC;
-REVOKE ALL ON ALL SEQUENCES IN SCHEMA @extschema@ FROM PUBLIC;
 DO $block$
 BEGIN
-    PERFORM @extschema@._close_types();
-END
-$block$;
-
--- All of it goes to the owner of the schema: a dump restores the schema, with its owner, ahead of the extension, and an
--- update by a superuser makes functions that must not run as one.
-DO $block$
-DECLARE
-    v_owner regrole := (SELECT n.nspowner FROM pg_namespace n WHERE n.oid = '@extschema@'::regnamespace);
-BEGIN
-    IF pg_has_role(v_owner, 'MEMBER') AND NOT (SELECT r.rolsuper FROM pg_roles r WHERE r.oid = v_owner) THEN
-        PERFORM @extschema@.set_owner(v_owner);
-    END IF;
+    PERFORM @extschema@._close_to_public();
 END
 $block$;

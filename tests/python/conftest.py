@@ -6,6 +6,8 @@ AWA_TEST_DSN names a superuser's connection to a running test server; `make test
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -130,3 +132,12 @@ def conn(database: Database) -> Iterator[psycopg.Connection]:
 def client(conn: psycopg.Connection) -> awa.Client:
     """A client over the connection."""
     return awa.Client(conn)
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that the server can read, which has a user of its own."""
+    folder = Path(tempfile.mkdtemp(prefix="awa-install-", dir="/var/tmp"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)

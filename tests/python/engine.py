@@ -15,9 +15,11 @@ from psycopg import IsolationLevel
 from psycopg.rows import class_row, dict_row
 from psycopg.types.json import Jsonb
 
+import awa
 from conftest import Database
 
-SCRIPT = next((Path(__file__).parents[2] / "build").glob("awa--*.sql"))
+BUILD = Path(__file__).parents[2] / "build"
+SCRIPT = BUILD / f"awa--{awa.__version__}.sql"
 WORKER = uuid.UUID(int=1, version=4)
 WAIT_SECONDS = 20
 # A slot goes as soon as nothing in it waits or runs.

@@ -5,19 +5,17 @@ from __future__ import annotations
 import difflib
 import os
 import re
-import shutil
 import subprocess
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
 import pytest
 from psycopg import sql
 
+import awa
 from awa._install import InstallError, install
 from conftest import Database
-from engine import SCRIPT, WORKER, install_plain, value
+from engine import BUILD, SCRIPT, WORKER, install_plain, value
 
 REPO = Path(__file__).parents[2]
 CONTROL = REPO / "extension/awa.control"
@@ -30,6 +28,14 @@ CREATE FUNCTION pgtle.install_extension(
     name text, version text, description text, ext text, requires text[] DEFAULT NULL)
 RETURNS boolean LANGUAGE sql
 AS 'INSERT INTO pgtle.calls VALUES ($1, $2, $3, $4, $5); SELECT true';
+CREATE TABLE pgtle.updates (name text, fromvers text, tovers text, ext text);
+CREATE FUNCTION pgtle.install_update_path(name text, fromvers text, tovers text, ext text)
+RETURNS boolean LANGUAGE sql
+AS 'INSERT INTO pgtle.updates VALUES ($1, $2, $3, $4); SELECT true';
+CREATE TABLE pgtle.defaults (name text, version text);
+CREATE FUNCTION pgtle.set_default_version(name text, version text)
+RETURNS boolean LANGUAGE sql
+AS 'INSERT INTO pgtle.defaults VALUES ($1, $2); SELECT true';
 """
 # A schema's name goes into identifiers, literals, comments and format() alike.
 NAMES = ["Tenant 7", "select", "a.b", "x;y", "--x", "/*x", "{x}", "naïve", "n" * 63]
@@ -130,16 +136,22 @@ WHERE c.relnamespace = %s::regnamespace AND c.relkind = 'r'
 
 
 def catalog(conn: psycopg.Connection, schema: str = "awa") -> list[str]:
-    """Describe all that a schema holds, with its name made "awa" everywhere."""
-    conn.execute("SET search_path = pg_catalog")  # so that names are written in full
-    query = CATALOG.replace("$1", f"'{schema}'")
-    objects = conn.execute(query.replace("%", "%%"), []).fetchall()
+    """Describe all that a schema holds, rows too, with its name made "awa" everywhere."""
+    found = objects(conn, schema)
     tables = conn.execute(TABLES, [schema]).fetchall()
     contents = " UNION ALL ".join(
         f"SELECT '{t}' || to_jsonb(t)::text FROM {t} t" for (t,) in tables
     )
     rows = conn.execute(contents.encode()).fetchall()
-    return sorted(line.replace(schema, "awa") for (line,) in objects + rows)
+    return sorted([*found, *(row.replace(schema, "awa") for (row,) in rows)])
+
+
+def objects(conn: psycopg.Connection, schema: str = "awa") -> list[str]:
+    """Describe the objects alone."""
+    conn.execute("SET search_path = pg_catalog")  # so that names are written in full
+    query = CATALOG.replace("$1", f"'{schema}'")
+    lines = conn.execute(query.replace("%", "%%"), []).fetchall()
+    return sorted(line.replace(schema, "awa") for (line,) in lines)
 
 
 def difference(left: list[str], right: list[str]) -> list[str]:
@@ -171,18 +183,9 @@ def make_install(pg_bin: Path, *words: str) -> None:
 
 
 @pytest.fixture
-def open_folder() -> Iterator[Path]:
-    """A folder that the server can read, which has a user of its own."""
-    folder = Path(tempfile.mkdtemp(prefix="awa-install-", dir="/var/tmp"))
-    folder.chmod(0o755)
-    yield folder
-    shutil.rmtree(folder)
-
-
-@pytest.fixture
 def pgtle_call(empty_database: Database) -> dict[str, str]:
     """What the script for pg_tle passes to it."""
-    [script] = (REPO / "build").glob("pgtle-awa-*.sql")
+    script = REPO / f"build/pgtle-awa-{awa.__version__}.sql"
     with empty_database.connect() as conn:
         conn.execute(PGTLE)
         conn.execute(script.read_bytes())
@@ -221,12 +224,12 @@ def test_another_schema_holds_the_same(conn: psycopg.Connection, empty_database:
     assert difference(catalog(conn), found) == []
 
 
-def test_pgxs_installs_the_control_file_and_the_script(pg_bin: Path, tmp_path: Path) -> None:
+def test_pgxs_installs_the_control_file_and_the_scripts(pg_bin: Path, tmp_path: Path) -> None:
     make_install(pg_bin, f"DESTDIR={tmp_path}")
     files = {path.name: path for path in tmp_path.rglob("*") if path.is_file()}
-    assert files.keys() == {CONTROL.name, SCRIPT.name}
-    assert files[CONTROL.name].read_bytes() == CONTROL.read_bytes()
-    assert files[SCRIPT.name].read_bytes() == SCRIPT.read_bytes()
+    built = {path.name: path for path in [CONTROL, SCRIPT, *BUILD.glob("awa--*--*.sql")]}
+    assert files.keys() == built.keys()
+    assert [n for n in files if files[n].read_bytes() != built[n].read_bytes()] == []
     share = subprocess.check_output([pg_bin / "pg_config", "--sharedir"], text=True).strip()
     assert {str(path.parent) for path in files.values()} == {f"{tmp_path}{share}/extension"}
 

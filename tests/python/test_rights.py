@@ -117,7 +117,7 @@ OPERANDS = {
     "v_claim_slot",
     *("p_lane", "v_id", "v_lane.position_seq", "v_lane.hint_seq", "p_sequence", "p_table"),
     *("v_table", "v_used", "p_mode", "v_query", "v_rows", "v_values"),
-    *("owner", "p_role", "v_object.class", "v_object.name", "v_object.object_name"),
+    *("owner", "p_owner", "p_role", "v_object.class", "v_object.name", "v_object.object_name"),
     "awa._lane_base(v_id) + 1",
     "awa._lane_base(v_id + 1) - 1",
     "format('', p_slot)::regclass",

@@ -874,7 +874,7 @@ def test_a_worker_needs_the_schema_it_was_made_for(
 
     with pytest.raises(awa.VersionMismatch, match='no awa in schema "awa"'):
         work(empty_database, {"k": print_nothing}, nothing)
-    monkeypatch.setattr("awa.worker.SCHEMA_VERSION", 1_000_000)
+    monkeypatch.setattr("awa._version.SCHEMA_VERSION", 1_000_000)
     with pytest.raises(awa.VersionMismatch, match="this client needs 1000000"):
         work(database, {"k": print_nothing}, nothing)
 

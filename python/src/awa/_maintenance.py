@@ -17,6 +17,7 @@ ROUND_SECONDS = 1.0
 MANY_ROWS = 100
 # One round, in the order of tick(); due jobs have a rhythm of their own.
 STEPS = (
+    "verify",
     "publish_queue",
     "publish_claim",
     "plan_queue",
@@ -33,8 +34,8 @@ STEPS = (
     "prune_queue",
     "prune_deferred",
 )
-# These read all receipts, instances or lanes, and nothing waits for them by the second.
-RARE_STEPS = frozenset({"rescue", "expire", "unique_keys", "instances", "hints"})
+# These read all receipts, instances or lanes, or a file, and nothing waits for them by the second.
+RARE_STEPS = frozenset({"verify", "rescue", "expire", "unique_keys", "instances", "hints"})
 ROUNDS_PER_RARE_STEP = 2
 LAST_STEP_SECONDS = 2.0
 

@@ -2,5 +2,16 @@
 
 from __future__ import annotations
 
-__version__ = "0.1.0"
-SCHEMA_VERSION = 1
+from .errors import VersionMismatch
+
+__version__ = "0.2.0"
+SCHEMA_VERSION = 2
+
+
+def check_schema(schema: str, number: int) -> None:
+    """Refuse a schema that is older than this package needs."""
+    if number < SCHEMA_VERSION:
+        raise VersionMismatch(
+            f'schema "{schema}" has number {number}, this client needs {SCHEMA_VERSION}',
+            hint="Upgrade it: awa upgrade, or ALTER EXTENSION awa UPDATE.",
+        )

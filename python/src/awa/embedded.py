@@ -19,7 +19,8 @@ from types import TracebackType
 import psycopg
 from psycopg import sql
 
-from ._install import install_script
+from ._install import extension_files
+from ._version import __version__
 
 # The shell becomes the server, so the process we start is the server itself. Beside it a watcher
 # holds the other end of our pipe: however our process ends, even by SIGKILL, the pipe closes, and
@@ -199,13 +200,9 @@ class Postgres:
     def _write_extension(self) -> Path:
         """Put awa where this server finds it, so that CREATE EXTENSION awa works in it."""
         assert self.scratch is not None
-        version, script = install_script()
         share = self.scratch / "share"
-        files = {
-            "awa.control": f"default_version = '{version}'\n{_CONTROL}",
-            f"awa--{version}.sql": script,
-        }
-        for name, text in files.items():
+        control = f"default_version = '{__version__}'\n{_CONTROL}"
+        for name, text in {"awa.control": control, **extension_files()}.items():
             path = share / "extension" / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")

@@ -25,7 +25,7 @@ from ._maintenance import Maintenance
 from ._session import AsyncSession, Backoff, Outage, SessionSettings, logger
 from ._statements import Statements
 from ._threads import DaemonThreads
-from ._version import SCHEMA_VERSION, __version__
+from ._version import __version__, check_schema
 from .errors import VersionMismatch, is_refusal, is_transient, translated
 from .handlers import Handlers, Middleware
 from .heartbeat import Heartbeat
@@ -261,12 +261,7 @@ class Worker:
             try:
                 with translated():
                     ((installed,),) = await self._claims.fetch(version.sql, version.params)
-                    if installed < SCHEMA_VERSION:
-                        raise VersionMismatch(
-                            f'schema "{self.schema}" has version {installed}, this client needs '
-                            f"{SCHEMA_VERSION}",
-                            hint="Run the update: awa upgrade, or ALTER EXTENSION awa UPDATE.",
-                        )
+                    check_schema(self.schema, installed)
                     await self._claims.fetch(register.sql, register.params)
                 return True
             except (psycopg.errors.UndefinedFunction, psycopg.errors.InvalidSchemaName) as error:

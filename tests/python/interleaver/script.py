@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import awa
+
 BUILD = Path(__file__).resolve().parents[3] / "build"
 QUEUE_SLOTS, CLAIM_SLOTS = 6, 4
 PAUSE_LOCK = 7999  # class of the advisory locks that suspended statements wait for
@@ -125,8 +127,7 @@ TEST_BUILD = (
 
 def build(edits: Sequence[Edit] = ()) -> str:
     """Return the script that installs schema awa for a play, with some edits of a mutant."""
-    [path] = BUILD.glob("awa--*.sql")
-    text = path.read_text()
+    text = (BUILD / f"awa--{awa.__version__}.sql").read_text()
     for edit in (*TEST_BUILD, *edits):
         text = apply(text, edit)
     text = re.sub(

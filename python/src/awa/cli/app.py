@@ -87,6 +87,7 @@ def main() -> None:
     Try it:
       awa dev                                 a private PostgreSQL with awa in it
       awa install --dsn postgresql:///app     install into a database of yours
+      awa upgrade --dsn postgresql:///app     after an update of this package
       awa insert send_email '{"to": "a@example.org"}'
       awa worker app.tasks:handlers --queue default=50
       awa queues --watch
@@ -96,6 +97,7 @@ def main() -> None:
 for command in (
     server.dev,
     server.install,
+    server.upgrade,
     workers.worker,
     workers.tick,
     jobs.insert,

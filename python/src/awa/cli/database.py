@@ -12,6 +12,8 @@ from psycopg.abc import Buffer
 from psycopg.rows import DictRow, dict_row
 from psycopg.types.datetime import TimestamptzLoader
 
+from .._version import check_schema
+
 Row = dict[str, Any]
 
 
@@ -34,7 +36,7 @@ class Database:
 
     @classmethod
     def connect(cls, conninfo: str, *, schema: str) -> Database:
-        """Connect, with a name that shows up in `pg_stat_activity`."""
+        """Connect, with a name that shows up in `pg_stat_activity`; an older schema is refused."""
         conn = psycopg.connect(
             conninfo,
             autocommit=True,
@@ -43,7 +45,13 @@ class Database:
             client_encoding="UTF8",
         )
         conn.adapters.register_loader("timestamptz", _TimeLoader)
-        return cls(conn, schema)
+        database = cls(conn, schema)
+        try:
+            check_schema(schema, database.ask("schema_version"))
+        except BaseException:
+            conn.close()
+            raise
+        return database
 
     def __enter__(self) -> Database:
         return self

@@ -1,4 +1,4 @@
-"""`awa dev` and `awa install`: get a database with awa in it."""
+"""`awa dev`, `awa install`, `awa upgrade`: get a database with this awa in it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import psycopg
 
 from .. import run
 from .._install import install as install_into
+from .._install import installed_version
+from .._install import upgrade as upgrade_in
 from ..embedded import Postgres
 from ..worker import Queues
 from .options import Failure, Options, common_options, pass_options
@@ -50,6 +52,33 @@ def install(options: Options, owner: str | None) -> None:
 
 
 @click.command()
+@common_options
+@pass_options
+def upgrade(options: Options) -> None:
+    """Bring an installed awa to the version of this package.
+
+    Workers and producers may go on meanwhile; they are held up for a moment at most. All of it is
+    done or nothing. A second run changes nothing.
+
+    \b
+    Examples:
+      awa upgrade --dsn postgresql:///app
+      awa upgrade --schema tenant_7
+    """
+    with psycopg.connect(options.conninfo, autocommit=True) as conn:
+        done = upgrade_in(conn, schema=options.schema)
+    how = ", by ALTER EXTENSION" if done.extension else ""
+    if options.json:
+        about = {"version": done.version, "version_before": done.version_before}
+        click.echo(as_json({"schema": done.schema, **about, "upgraded": done.upgraded}))
+    elif done.upgraded:
+        versions = f"from version {done.version_before} to {done.version}"
+        click.echo(f'upgraded schema "{done.schema}" {versions}{how}')
+    else:
+        click.echo(f'schema "{done.schema}" has version {done.version} already')
+
+
+@click.command()
 @click.option(
     "--data-dir",
     type=click.Path(file_okay=False, path_type=Path),
@@ -82,8 +111,12 @@ def dev(
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with Postgres(data_dir, port=port) as server:
         with psycopg.connect(server.dsn, autocommit=True) as conn:
-            done = install_into(conn, schema=options.schema)
-        about = {"dsn": server.dsn, "pid": server.pid, "version": done.version}
+            # What is kept in a folder may be from an earlier version.
+            if installed_version(conn, options.schema) is None:
+                version = install_into(conn, schema=options.schema).version
+            else:
+                version = upgrade_in(conn, schema=options.schema).version
+        about = {"dsn": server.dsn, "pid": server.pid, "version": version}
         click.echo(as_json(about, compact=True) if options.json else server.dsn)
         click.echo("Ctrl-C stops the server", err=True)
         try:
