@@ -354,6 +354,8 @@ def test_a_server_that_turns_read_only_is_waited_for(
         conn.execute(
             f"ALTER DATABASE {database.name} SET default_transaction_read_only = {setting}"
         )
+
+    def end_sessions() -> None:
         conn.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
             " WHERE datname = current_database() AND pid <> pg_backend_pid()"
@@ -364,11 +366,13 @@ def test_a_server_that_turns_read_only_is_waited_for(
             client.insert_job("k")
             await until(lambda: len(ran) == 1)
             switch("on")
+            end_sessions()
             client.insert_job("k")
             await until(lambda: any("read-only" in record.message for record in caplog.records))
             # Long enough for a loop without pauses to fill the log.
             await asyncio.sleep(2)
             assert len(ran) == 1
+            # For new sessions: as when the old one leads to what was the primary.
             switch("off")
             await until(lambda: len(ran) == 2 and worker.is_ready)
 
