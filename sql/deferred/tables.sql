@@ -34,7 +34,7 @@ DECLARE
     v_name text;
     v_comment text;
 BEGIN
-    -- UNLOGGED sequences used as shared memory; 0 is "never".
+    -- Sequences used as shared memory; 0 is "never".
     FOR v_name, v_comment IN
         SELECT format('deferred_%s_taken', s), format('When a job was last taken out of slot %s (epoch seconds).', s)
         FROM generate_series(0, @extschema@._slot_count('deferred') - 1) s
@@ -43,7 +43,7 @@ BEGIN
         UNION ALL
         SELECT 'deferred_full_look', 'Not before this time refill looks from the start (epoch seconds).'
     LOOP
-        EXECUTE format('CREATE UNLOGGED SEQUENCE @extschema@.%I MINVALUE 0 START 0', v_name);
+        EXECUTE format('CREATE SEQUENCE @extschema@.%I MINVALUE 0 START 0', v_name);
         EXECUTE format('COMMENT ON SEQUENCE @extschema@.%I IS %L', v_name, v_comment);
         PERFORM @extschema@._mark_for_dump(format('@extschema@.%I', v_name)::regclass);
     END LOOP;
