@@ -24,6 +24,15 @@ SELECT @extschema@._create_leaves('deferred', 'deferred_jobs', jsonb_build_objec
     'job_id_key', 'UNIQUE INDEX %s ON %s (job_id)',
     'due_idx', 'INDEX %s ON %s (run_at, job_id)',
     'waiting_idx', 'INDEX %s ON %s (run_at, job_id) WHERE ext -> ''unique'' ? ''waiting'''));
+-- Rows are deleted: what is published for logical replication must say which.
+DO $do$
+BEGIN
+    FOR v_slot IN 0 .. @extschema@._slot_count('deferred') - 1 LOOP
+        EXECUTE format('ALTER TABLE @extschema@.deferred_jobs_%s
+                        REPLICA IDENTITY USING INDEX deferred_jobs_%1$s_job_id_key', v_slot);
+    END LOOP;
+END
+$do$;
 -- Jobs stay there for long, so vacuum has work there.
 ALTER TABLE @extschema@.deferred_jobs_16 SET (
     autovacuum_enabled = on, toast.autovacuum_enabled = on,
