@@ -1,6 +1,5 @@
 -- Wake-ups. A flag says until when some worker of its queues sleeps; producers notify only while that lies ahead.
--- Flags are UNLOGGED sequences used as shared memory. Only workers that go to sleep write one; it expires by itself,
--- and a crash resets it, which is right: the crash has woken every sleeper by closing its connection.
+-- Flags are sequences used as shared memory. Only workers that go to sleep write one; it expires by itself.
 
 -- All of them are named, and planning makes one constant of that: to look up a name costs more than to read a flag.
 DO $block$
@@ -60,6 +59,8 @@ $function$;
 COMMENT ON FUNCTION @extschema@._ring_doorbell(text) IS
     'Internal: notifies the workers of a queue if one of them sleeps; whether it did.';
 
+-- setval writes WAL; of 32 nextval only one does. So a flag that is kept up goes by its increment of half a second, and
+-- is that much late at most. After a crash it is up to 32 increments ahead: so long producers notify nobody.
 CREATE OR REPLACE FUNCTION @extschema@._arm_doorbell(p_queue text, p_until timestamptz)
 RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
@@ -68,10 +69,13 @@ AS $function$
 DECLARE
     v_flag regclass := @extschema@._doorbell(p_queue);
     v_until bigint := ceil(extract(epoch FROM p_until) * 1000);
-BEGIN
     -- Never shorten another sleeper's flag.
-    IF coalesce(pg_sequence_last_value(v_flag), 0) < v_until THEN
+    v_steps numeric := ceil((v_until - coalesce(pg_sequence_last_value(v_flag), 0)) / 500.0);
+BEGIN
+    IF v_steps > 32 THEN
         PERFORM setval(v_flag, v_until);
+    ELSIF v_steps > 0 THEN
+        PERFORM nextval(v_flag) FROM generate_series(1, v_steps);
     END IF;
 END
 $function$;

@@ -1,5 +1,52 @@
 -- Lanes: (queue, priority, shard), each with a sequence of positions and an UNLOGGED hint.
 
+-- The hint is shared memory that costs no WAL, and the only UNLOGGED relation that there is. A crash resets it from its
+-- init fork; a standby may come out of its promotion with an empty page instead, if the hint is younger than its last
+-- restartpoint (PostgreSQL before 15.19, 16.15, 17.11 and 18.6). Then all reads of it fail for good, and only another
+-- sequence helps. So nobody reads a hint before all were seen to work, once a session: what takes the page away
+-- ends the sessions too, but for those of a standby.
+
+CREATE OR REPLACE FUNCTION @extschema@._can_read(p_sequences regclass[])
+RETURNS boolean
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+BEGIN
+    -- The block ends by an exception in any case, so that it leaves no locks behind.
+    PERFORM pg_sequence_last_value(s) FROM unnest(p_sequences) s;
+    RAISE EXCEPTION USING ERRCODE = 'JQ000';
+EXCEPTION WHEN SQLSTATE 'JQ000' THEN
+    RETURN true;
+WHEN internal_error OR data_corrupted OR undefined_file THEN
+    RETURN false;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._can_read(regclass[]) IS 'Internal: whether sequences can be read, all of them.';
+
+-- A thousand locks at once are too many.
+CREATE OR REPLACE FUNCTION @extschema@._hints_work()
+RETURNS boolean
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_hints regclass[];
+BEGIN
+    IF current_setting('awa.hints', true) = '@extschema@' OR pg_is_in_recovery() THEN
+        RETURN true;
+    END IF;
+    FOR v_hints IN SELECT array_agg(l.hint_seq) FROM @extschema@.queue_lanes l GROUP BY l.lane_id / 256 LOOP
+        IF NOT @extschema@._can_read(v_hints) THEN
+            RETURN false;
+        END IF;
+    END LOOP;
+    PERFORM set_config('awa.hints', '@extschema@', false);
+    RETURN true;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._hints_work() IS
+    'Internal: whether the hints of all lanes can be read; looks once a session, and not at all on a standby.';
+
 CREATE OR REPLACE FUNCTION @extschema@._find_lane(p_queue text, p_priority integer, p_shard integer)
 RETURNS @extschema@.queue_lanes
 LANGUAGE plpgsql STABLE PARALLEL SAFE
@@ -18,6 +65,79 @@ END
 $function$;
 COMMENT ON FUNCTION @extschema@._find_lane(text, integer, integer) IS
     'Internal: the lane of a queue, priority and shard; a NULL lane_id when there is none.';
+
+-- Owned by the table of the extension, as the lane's sequence is, so that DROP EXTENSION takes it along.
+CREATE OR REPLACE FUNCTION @extschema@._create_hint(p_lane integer)
+RETURNS regclass
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+BEGIN
+    EXECUTE format('CREATE UNLOGGED SEQUENCE @extschema@.lane_%s_hint MINVALUE 0 START 0', p_lane);
+    EXECUTE format('ALTER SEQUENCE @extschema@.lane_%s_hint OWNED BY @extschema@.queue_lanes.lane_id', p_lane);
+    RETURN format('@extschema@.lane_%s_hint', p_lane);
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._create_hint(integer) IS 'Internal: makes the hint of a lane.';
+
+-- A hint that cannot be read goes unset: claims do without until it is renewed.
+CREATE OR REPLACE FUNCTION @extschema@._set_hint(p_lane integer, p_cursor bigint)
+RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+BEGIN
+    IF @extschema@._hints_work() THEN
+        PERFORM setval(('@extschema@.lane_' || p_lane || '_hint')::regclass, p_cursor);
+    END IF;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._set_hint(integer, bigint) IS
+    'Internal: remembers that nothing is left in a lane up to a cursor that the committed ledger shows.';
+
+-- The new one says nothing yet, so every claim looks.
+CREATE OR REPLACE FUNCTION @extschema@._renew_hint(p_lane integer)
+RETURNS boolean
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_hint regclass := format('@extschema@.lane_%s_hint', p_lane);
+BEGIN
+    IF @extschema@._can_read(ARRAY[v_hint]) THEN
+        RETURN false;
+    END IF;
+    EXECUTE format('DROP SEQUENCE %s', v_hint);
+    v_hint := @extschema@._create_hint(p_lane);
+    UPDATE @extschema@.queue_lanes l SET hint_seq = v_hint WHERE l.lane_id = p_lane;
+    RETURN true;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._renew_hint(integer) IS
+    'Internal: a new sequence for a hint that cannot be read; the caller has the lane locked.';
+
+CREATE OR REPLACE FUNCTION @extschema@._renew_hints(p_limit integer)
+RETURNS bigint
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_lane integer;
+    v_renewed bigint := 0;
+BEGIN
+    IF NOT @extschema@._hints_work() THEN
+        FOR v_lane IN SELECT l.lane_id FROM @extschema@.queue_lanes l ORDER BY l.lane_id LOOP
+            CONTINUE WHEN @extschema@._can_read(ARRAY[format('@extschema@.lane_%s_hint', v_lane)::regclass]);
+            CONTINUE WHEN NOT pg_try_advisory_xact_lock(@extschema@._lock_key('lane', v_lane));
+            v_renewed := v_renewed + @extschema@._renew_hint(v_lane)::integer;
+            EXIT WHEN v_renewed = p_limit;
+        END LOOP;
+    END IF;
+    RETURN v_renewed;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._renew_hints(integer) IS
+    'Internal: makes anew up to so many hints that cannot be read; returns how many.';
 
 -- Nobody waits: where a creation of the same lane is in flight the answer is NULL,
 -- unless p_sibling asks for a second lane.
@@ -46,13 +166,10 @@ BEGIN
     v_id := nextval('@extschema@.lane_ids');
     EXECUTE format('CREATE SEQUENCE @extschema@.lane_%s MINVALUE %s MAXVALUE %s CACHE 1 NO CYCLE',
         v_id, @extschema@._lane_base(v_id) + 1, @extschema@._lane_base(v_id + 1) - 1);
-    EXECUTE format('CREATE UNLOGGED SEQUENCE @extschema@.lane_%s_hint MINVALUE 0 START 0', v_id);
-    -- Ties the sequences to the extension's table, so that DROP EXTENSION takes them along.
     EXECUTE format('ALTER SEQUENCE @extschema@.lane_%s OWNED BY @extschema@.queue_lanes.lane_id', v_id);
-    EXECUTE format('ALTER SEQUENCE @extschema@.lane_%s_hint OWNED BY @extschema@.queue_lanes.lane_id', v_id);
     INSERT INTO @extschema@.queue_lanes AS l (lane_id, queue, priority, shard, position_seq, hint_seq, created_at)
     VALUES (v_id, p_queue, p_priority, p_shard, format('@extschema@.lane_%s', v_id)::regclass,
-            format('@extschema@.lane_%s_hint', v_id)::regclass, clock_timestamp())
+            @extschema@._create_hint(v_id), clock_timestamp())
     RETURNING l.* INTO v_lane;
     -- A worker that armed its flag could not see this lane and may think the queue idle: it hears of it at the commit.
     PERFORM @extschema@._notify_workers(p_queue, '');

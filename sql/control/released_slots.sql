@@ -22,7 +22,6 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$
 BEGIN
-    -- A standby has no UNLOGGED sequence to read: there this function answers NULL, a plain SELECT an error.
     RETURN 'epoch'::timestamptz + nullif(pg_sequence_last_value(
         format('@extschema@.%s_%s_released', p_ring, p_slot)::regclass), 0) * interval '1 microsecond';
 END
@@ -30,15 +29,20 @@ $function$;
 COMMENT ON FUNCTION @extschema@._slot_released_at(text, integer) IS
     'Internal: since when nothing needs a slot of a ring; NULL when prune has not seen that yet.';
 
--- Outside any transaction, like all that sequences remember: a rollback, or a crash, which resets it, costs a minute.
+-- Outside any transaction, like all that sequences remember: a rollback costs a minute. Each setval is a record of WAL,
+-- so it is left out where it changes nothing: who makes a slot forgotten has it locked against prune.
 CREATE OR REPLACE FUNCTION @extschema@._note_released(p_ring text, p_slot integer, p_at timestamptz)
 RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$
+DECLARE
+    v_clock regclass := format('@extschema@.%s_%s_released', p_ring, p_slot);
+    v_at bigint := coalesce((extract(epoch FROM p_at) * 1000000)::bigint, 0);
 BEGIN
-    PERFORM setval(format('@extschema@.%s_%s_released', p_ring, p_slot)::regclass,
-                   coalesce((extract(epoch FROM p_at) * 1000000)::bigint, 0));
+    IF coalesce(pg_sequence_last_value(v_clock), 0) <> v_at THEN
+        PERFORM setval(v_clock, v_at);
+    END IF;
 END
 $function$;
 COMMENT ON FUNCTION @extschema@._note_released(text, integer, timestamptz) IS

@@ -120,8 +120,8 @@ DECLARE
     v_name text;
     v_comment text;
 BEGIN
-    -- UNLOGGED sequences used as shared memory.
-    CREATE UNLOGGED SEQUENCE @extschema@.rescue_clock MINVALUE 0 START 0;
+    -- Sequences used as shared memory. All are written so seldom that their WAL does not matter.
+    CREATE SEQUENCE @extschema@.rescue_clock MINVALUE 0 START 0;
     COMMENT ON SEQUENCE @extschema@.rescue_clock IS
         'When every open attempt was last looked at (epoch milliseconds).';
     PERFORM @extschema@._mark_for_dump('@extschema@.rescue_clock');
@@ -130,12 +130,12 @@ BEGIN
                format('Since when nothing needs slot %s of the %s ring (epoch microseconds); 0: not seen yet.', s, r)
         FROM unnest('{queue,claim}'::text[]) r, generate_series(0, @extschema@._slot_count(r) - 1) s
     LOOP
-        EXECUTE format('CREATE UNLOGGED SEQUENCE @extschema@.%I MINVALUE 0 START 0', v_name);
+        EXECUTE format('CREATE SEQUENCE @extschema@.%I MINVALUE 0 START 0', v_name);
         EXECUTE format('COMMENT ON SEQUENCE @extschema@.%I IS %L', v_name, v_comment);
         PERFORM @extschema@._mark_for_dump(format('@extschema@.%I', v_name)::regclass);
     END LOOP;
     FOR v_bell IN 0 .. 63 LOOP
-        EXECUTE format('CREATE UNLOGGED SEQUENCE @extschema@.doorbell_%s MINVALUE 0 START 0', v_bell);
+        EXECUTE format('CREATE SEQUENCE @extschema@.doorbell_%s MINVALUE 0 START 0 INCREMENT 500', v_bell);
         EXECUTE format('COMMENT ON SEQUENCE @extschema@.doorbell_%s IS %L', v_bell,
             'Doorbell flag: some worker sleeps until this time (epoch milliseconds).');
         PERFORM @extschema@._mark_for_dump(format('@extschema@.doorbell_%s', v_bell)::regclass);

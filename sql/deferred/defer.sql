@@ -71,8 +71,14 @@ RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$
+DECLARE
+    v_clock regclass := format('@extschema@.deferred_%s_taken', p_slot);
+    v_second bigint := extract(epoch FROM p_now);
 BEGIN
-    PERFORM setval(format('@extschema@.deferred_%s_taken', p_slot)::regclass, extract(epoch FROM p_now)::bigint);
+    -- Each setval is a record of WAL.
+    IF pg_sequence_last_value(v_clock) IS DISTINCT FROM v_second THEN
+        PERFORM setval(v_clock, v_second);
+    END IF;
 END
 $function$;
 COMMENT ON FUNCTION @extschema@._note_taken(integer, timestamptz) IS

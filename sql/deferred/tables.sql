@@ -24,6 +24,15 @@ SELECT @extschema@._create_leaves('deferred', 'deferred_jobs', jsonb_build_objec
     'job_id_key', 'UNIQUE INDEX %s ON %s (job_id)',
     'due_idx', 'INDEX %s ON %s (run_at, job_id)',
     'waiting_idx', 'INDEX %s ON %s (run_at, job_id) WHERE ext -> ''unique'' ? ''waiting'''));
+-- Rows are deleted: what is published for logical replication must say which.
+DO $do$
+BEGIN
+    FOR v_slot IN 0 .. @extschema@._slot_count('deferred') - 1 LOOP
+        EXECUTE format('ALTER TABLE @extschema@.deferred_jobs_%s
+                        REPLICA IDENTITY USING INDEX deferred_jobs_%1$s_job_id_key', v_slot);
+    END LOOP;
+END
+$do$;
 -- Jobs stay there for long, so vacuum has work there.
 ALTER TABLE @extschema@.deferred_jobs_16 SET (
     autovacuum_enabled = on, toast.autovacuum_enabled = on,
@@ -34,7 +43,7 @@ DECLARE
     v_name text;
     v_comment text;
 BEGIN
-    -- UNLOGGED sequences used as shared memory; 0 is "never".
+    -- Sequences used as shared memory; 0 is "never".
     FOR v_name, v_comment IN
         SELECT format('deferred_%s_taken', s), format('When a job was last taken out of slot %s (epoch seconds).', s)
         FROM generate_series(0, @extschema@._slot_count('deferred') - 1) s
@@ -43,7 +52,7 @@ BEGIN
         UNION ALL
         SELECT 'deferred_full_look', 'Not before this time refill looks from the start (epoch seconds).'
     LOOP
-        EXECUTE format('CREATE UNLOGGED SEQUENCE @extschema@.%I MINVALUE 0 START 0', v_name);
+        EXECUTE format('CREATE SEQUENCE @extschema@.%I MINVALUE 0 START 0', v_name);
         EXECUTE format('COMMENT ON SEQUENCE @extschema@.%I IS %L', v_name, v_comment);
         PERFORM @extschema@._mark_for_dump(format('@extschema@.%I', v_name)::regclass);
     END LOOP;

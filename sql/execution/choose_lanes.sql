@@ -1,5 +1,6 @@
 -- Which lanes of a queue may have something, best first: effective priority, then age of the head. The hint lets a lane
--- with nothing new be passed over for one sequence read; it may lag behind the ledger and never leads it.
+-- with nothing new be passed over for one sequence read; it may lag behind the ledger and never leads it, and claims
+-- work without.
 
 CREATE OR REPLACE FUNCTION @extschema@._waiting_lanes(p_queue text)
 RETURNS TABLE (lane_id integer, priority integer, tail bigint)
@@ -10,6 +11,7 @@ SET enable_bitmapscan = off
 SET jit = off
 AS $function$
 DECLARE
+    v_hints boolean := @extschema@._hints_work();
     v_query text;
 BEGIN
     IF (SELECT count(*) FROM (SELECT FROM @extschema@.queue_lanes q WHERE q.queue = p_queue LIMIT 2) x) = 1 THEN
@@ -18,7 +20,7 @@ BEGIN
         SELECT w.lane_id, w.priority::integer, w.tail
         FROM (SELECT q.lane_id, q.priority, @extschema@._lane_tail(q.lane_id) AS tail, q.hint_seq
               FROM @extschema@.queue_lanes q WHERE q.queue = p_queue) w
-        WHERE w.tail > coalesce(pg_sequence_last_value(w.hint_seq), 0);
+        WHERE w.tail > CASE WHEN v_hints THEN coalesce(pg_sequence_last_value(w.hint_seq), 0) ELSE 0 END;
         RETURN;
     END IF;
     -- Thousands of sequences in one transaction would fill the lock table; a random 512 get there as surely.
@@ -27,7 +29,8 @@ BEGIN
          FROM @extschema@.lane_%s s',
         x.lane_id, x.priority, x.hint, x.lane_id), ' UNION ALL ')
     INTO v_query
-    FROM (SELECT l.lane_id, l.priority, coalesce(pg_sequence_last_value(l.hint_seq), 0) AS hint
+    FROM (SELECT l.lane_id, l.priority,
+                 CASE WHEN v_hints THEN coalesce(pg_sequence_last_value(l.hint_seq), 0) ELSE 0 END AS hint
           FROM (SELECT q.lane_id, q.priority, q.hint_seq
                 FROM @extschema@.queue_lanes q
                 WHERE q.queue = p_queue

@@ -378,7 +378,7 @@ BEGIN
     IF p_tail <= v_emission.cursor AND isempty(v_gaps) AND isempty(v_emission.held) THEN
         IF p_fresh THEN
             -- Without an id at entry, what was read is committed: the hint cannot lead the ledger.
-            PERFORM setval(('@extschema@.lane_' || p_lane || '_hint')::regclass, v_emission.cursor);
+            PERFORM @extschema@._set_hint(p_lane, v_emission.cursor);
         END IF;
         RETURN;
     END IF;

@@ -30,7 +30,8 @@ $function$;
 COMMENT ON FUNCTION @extschema@._forget_instances(timestamptz) IS
     'Internal: deletes instances silent for instance_retention_seconds that own no attempt.';
 
--- A hint that leads its lane's ledger would hide jobs; nothing should make one, and this would repair it.
+-- A hint that leads its lane's ledger would hide jobs; nothing should make one, and this would repair it. Those that a
+-- recovery left unreadable are made anew first; each takes several locks, so a hundred at once.
 CREATE OR REPLACE FUNCTION @extschema@._audit_hints()
 RETURNS bigint
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
@@ -39,18 +40,22 @@ AS $function$
 DECLARE
     v_lane record;
     v_cursor bigint;
-    v_lowered bigint := 0;
+    v_mended bigint := @extschema@._renew_hints(100);
 BEGIN
+    IF NOT @extschema@._hints_work() THEN
+        RETURN v_mended;
+    END IF;
     FOR v_lane IN SELECT l.lane_id, l.hint_seq FROM @extschema@.queue_lanes l ORDER BY random() LIMIT 512 LOOP
         CONTINUE WHEN coalesce(pg_sequence_last_value(v_lane.hint_seq), 0) = 0;
         CONTINUE WHEN NOT pg_try_advisory_xact_lock(@extschema@._lock_key('lane', v_lane.lane_id));
         v_cursor := (@extschema@._newest_emission(v_lane.lane_id)).cursor;
         IF pg_sequence_last_value(v_lane.hint_seq) > v_cursor THEN
             PERFORM setval(v_lane.hint_seq, v_cursor);
-            v_lowered := v_lowered + 1;
+            v_mended := v_mended + 1;
         END IF;
     END LOOP;
-    RETURN v_lowered;
+    RETURN v_mended;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._audit_hints() IS 'Internal: lowers idle hints that lead the emission ledger.';
+COMMENT ON FUNCTION @extschema@._audit_hints() IS
+    'Internal: renews hints that cannot be read, and lowers those that lead the emission ledger.';

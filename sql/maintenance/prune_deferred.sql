@@ -7,7 +7,6 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$
 DECLARE
-    -- NULL on a standby, where no UNLOGGED sequence can be read.
     v_taken bigint := pg_sequence_last_value(format('@extschema@.deferred_%s_taken', p_slot)::regclass);
 BEGIN
     RETURN @extschema@._is_past_dumps('epoch'::timestamptz + coalesce(v_taken, 0) * interval '1 second', p_now);

@@ -93,6 +93,7 @@ SET search_path = pg_catalog, pg_temp
 AS $function$
 DECLARE
     v_lane record;
+    v_hint regclass;
     v_highest bigint;
     v_emission @extschema@.queue_claim_heads;
     v_changed bigint := 0;
@@ -103,27 +104,29 @@ BEGIN
         PERFORM @extschema@._refuse('55000', 'lane sequences and tables have different owners',
             'A restore gives the tables to its own role: call set_owner() first.');
     END IF;
-    FOR v_lane IN SELECT l.lane_id, l.position_seq, l.hint_seq, u.claimed
+    FOR v_lane IN SELECT l.lane_id, l.position_seq, u.claimed
                   FROM @extschema@.queue_lanes l
                   LEFT JOIN (SELECT @extschema@._lane_of(c.job_id) AS lane_id, max(c.job_id) AS claimed
                              FROM @extschema@.job_unique_claims c GROUP BY 1) u ON u.lane_id = l.lane_id
                   ORDER BY l.lane_id LOOP
         PERFORM pg_advisory_xact_lock(@extschema@._lock_key('lane', v_lane.lane_id));
+        v_changed := v_changed + @extschema@._renew_hint(v_lane.lane_id)::integer;
+        v_hint := format('@extschema@.lane_%s_hint', v_lane.lane_id);
         v_highest := @extschema@._highest_position(v_lane.lane_id, v_lane.claimed);
         -- pg_dump does not write the dependency. ALTER also keeps producers out of the sequence until commit, and waits
         -- for them, so a lane that is sound goes without.
         IF 2 <> (SELECT count(*) FROM pg_depend d
-                 WHERE d.classid = 'pg_class'::regclass AND d.objid IN (v_lane.position_seq, v_lane.hint_seq)
+                 WHERE d.classid = 'pg_class'::regclass AND d.objid IN (v_lane.position_seq, v_hint)
                    AND d.refclassid = 'pg_class'::regclass
                    AND d.refobjid = '@extschema@.queue_lanes'::regclass AND d.deptype = 'a')
            OR v_highest > @extschema@._lane_tail(v_lane.lane_id) THEN
             EXECUTE format('ALTER SEQUENCE %s OWNED BY @extschema@.queue_lanes.lane_id', v_lane.position_seq);
-            EXECUTE format('ALTER SEQUENCE %s OWNED BY @extschema@.queue_lanes.lane_id', v_lane.hint_seq);
+            EXECUTE format('ALTER SEQUENCE %s OWNED BY @extschema@.queue_lanes.lane_id', v_hint);
             -- What a producer wrote until ALTER had its lock is seen now.
             v_changed := v_changed + @extschema@._raise_sequence(v_lane.position_seq,
                 @extschema@._highest_position(v_lane.lane_id, v_lane.claimed))::integer;
         END IF;
-        PERFORM setval(v_lane.hint_seq, 0, false);
+        PERFORM setval(v_hint, 0, false);
         v_emission := @extschema@._newest_emission(v_lane.lane_id);
         IF v_emission.horizon IS NOT NULL THEN
             v_emission.horizon := NULL;

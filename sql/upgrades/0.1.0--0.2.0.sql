@@ -25,6 +25,29 @@ BEGIN
 END
 $block$;
 
+-- what producers use: the locks last from here to the end, and wait for transactions that have enqueued or deferred
+DO $block$
+DECLARE
+    v_name text;
+BEGIN
+    -- All but the hints of lanes, which claims can do without.
+    FOR v_name IN
+        SELECT c.relname FROM pg_class c
+        WHERE c.relnamespace = '@extschema@'::regnamespace AND c.relkind = 'S' AND c.relpersistence = 'u'
+          AND c.relname NOT LIKE 'lane%'
+    LOOP
+        EXECUTE format('ALTER SEQUENCE @extschema@.%I SET LOGGED', v_name);
+        IF v_name LIKE 'doorbell%' THEN
+            EXECUTE format('ALTER SEQUENCE @extschema@.%I INCREMENT 500', v_name);
+        END IF;
+    END LOOP;
+    FOR v_slot IN 0 .. @extschema@._slot_count('deferred') - 1 LOOP
+        EXECUTE format('ALTER TABLE @extschema@.deferred_jobs_%s
+                        REPLICA IDENTITY USING INDEX deferred_jobs_%1$s_job_id_key', v_slot);
+    END LOOP;
+END
+$block$;
+
 -- what is gone
 DROP FUNCTION @extschema@._close_types();
 

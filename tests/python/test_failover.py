@@ -6,12 +6,10 @@ import asyncio
 import dataclasses
 import json
 import logging
-import os
 import threading
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import psycopg
@@ -19,65 +17,21 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 import awa
-from conftest import TEMPLATE_SCRIPT, Database
-from engine import (
-    PRUNE_AT_ONCE,
-    WORKER,
-    Attempt,
-    claim_all,
-    complete,
-    finish,
-    insert,
-    insert_many,
-    rotate,
-    set_settings,
-    tick,
-    value,
+from conftest import Database
+from engine import WORKER, value
+from replicas import (
+    VIEWS,
+    WAIT_SECONDS,
+    catch_up,
+    jobs_in_every_state,
+    primary_and_standby,
+    reads,
 )
-from tools.servers import Cluster, Standby, ensure_tree
+from tools.servers import Cluster, Standby
 
-WAIT_SECONDS = 40
 READ_ONLY = "25006"
 # A sequence is replicated as what it will be after so many more values.
 SEQUENCE_AHEAD = 32
-# Statements after the commit of which the standby has everything too.
-SYNCHRONOUS = {"synchronous_commit": "on", "hot_standby_feedback": "on"}
-
-
-@pytest.fixture
-def pair() -> Iterator[tuple[Cluster, Standby]]:
-    """A primary with the extension, and a standby that has all that it has committed."""
-    tree = ensure_tree(int(os.environ["AWA_PG_VERSION"]))
-    with Cluster(tree, SYNCHRONOUS) as primary:
-        with psycopg.connect(primary.dsn, autocommit=True) as conn:
-            conn.execute(TEMPLATE_SCRIPT.read_bytes())
-            # PostgreSQL 15 can promote a standby without the first page of an UNLOGGED sequence
-            # that was made after its last restartpoint (docs/poolers.md).
-            conn.execute("SELECT awa.declare_queue('default')")
-        with Standby(primary) as standby:
-            with psycopg.connect(primary.dsn, autocommit=True) as conn:
-                conn.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
-                conn.execute("SELECT pg_reload_conf()")
-                wait_for(
-                    lambda: (
-                        value(
-                            conn,
-                            "SELECT count(*) FROM pg_stat_replication"
-                            " WHERE state = 'streaming' AND sync_state = 'sync'",
-                        )
-                        == 1
-                    )
-                )
-            yield primary, standby
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    pause = threading.Event()
-    for _ in range(WAIT_SECONDS * 50):
-        if condition():
-            return
-        pause.wait(0.02)
-    pytest.fail("waited in vain")
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -86,38 +40,13 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.02)
 
 
-def catch_up(conn: psycopg.Connection, replica: psycopg.Connection) -> None:
-    """Wait until the standby shows all that the primary has written."""
-    written = value(conn, "SELECT pg_current_wal_lsn()")
-    wait_for(lambda: value(replica, "SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn", written))
+@pytest.fixture
+def pair() -> Iterator[tuple[Cluster, Standby]]:
+    with primary_and_standby() as pair:
+        yield pair
 
 
 # Reading
-
-
-def jobs_in_every_state(conn: psycopg.Connection) -> list[Attempt]:
-    """Jobs in each state, slots that were left, and buckets whose rows have gone."""
-    client = awa.Client(conn)
-    set_settings(conn, **(PRUNE_AT_ONCE | {"dump_lock_seconds": 60}))
-    client.declare_queue("letters", opts={"dlq": True})
-    for queue in ("default", "letters", "emptied"):
-        insert_many(conn, 4, queue)
-        insert(conn, queue, run_at="2100-01-01")
-    insert(conn, "unique", opts={"unique": {}})
-    client.register_instance(WORKER)
-    for ring in ("queue", "claim"):
-        complete(conn, claim_all(conn, "emptied"))
-        rotate(conn, ring)
-    tick(conn)
-    attempts = claim_all(conn, "default", 3) + claim_all(conn, "letters", 3)
-    done, retried, cancelled, lettered = [attempts[i] for i in (0, 1, 2, 4)]
-    assert complete(conn, [done]) == ["done"]
-    assert finish(conn, [retried.item("retry", delay_seconds=3600, error="e")]) == ["done"]
-    assert finish(conn, [lettered.item("fail", reason="r")]) == ["done"]
-    client.cancel_job(cancelled.job_id)
-    client.insert_many("k", [{}] * 50, queue="due", opts={"delay_seconds": 0.001})
-    wait_for(lambda: tick(conn, "promote") != {} and client.queue_counts("due").scheduled == 0)
-    return attempts
 
 
 def same(value: Any) -> Any:
@@ -125,36 +54,11 @@ def same(value: Any) -> Any:
     if isinstance(value, list):
         return [same(item) for item in value]
     if isinstance(value, awa.RingSlotStatus):
-        # Who holds a slot, what only the primary remembers, and files that only one of them has.
+        # Who holds a slot, and files that only one of them has.
         return dataclasses.replace(value, age=None, blocked_by=None, detail=None, bytes=0)
     return value
 
 
-def reads(conn: psycopg.Connection, attempts: list[Attempt]) -> dict[str, list[Callable[..., Any]]]:
-    """Calls of each function that only reads, by its name."""
-    ids = [job_id for (job_id,) in conn.execute("SELECT job_id FROM awa.jobs WHERE queue <> 'due'")]
-    every = [*ids, *(attempt.job_id for attempt in attempts)]
-    return {
-        "api": [lambda c: c.api()],
-        "attempt_status": [partial(lambda a, c: c.attempt_status(*a.token), a) for a in attempts],
-        "concurrency_digest": [lambda c: c.concurrency_digest("key")],
-        "error_codes": [lambda c: c.error_codes()],
-        "explain_job": [partial(lambda i, c: c.explain_job(i).state, i) for i in every],
-        "job": [partial(lambda i, c: c.job(i), i) for i in every],
-        "ordering_shard": [lambda c: c.ordering_shard("key", 8)],
-        "queue_counts": [
-            partial(lambda q, c: c.queue_counts(q), q)
-            for q in ("default", "unique", "letters", "emptied", "due", "no such queue")
-        ],
-        "queue_depths": [lambda c: [(d.queue, d.priority, d.shard) for d in c.queue_depths()]],
-        "ring_status": [lambda c: c.ring_status()],
-        "schema_version": [lambda c: c.schema_version()],
-        "unique_key": [lambda c: c.unique_key("k", "q", {}, 1)],
-        "version": [lambda c: c.version()],
-    }
-
-
-VIEWS = ("jobs", "terminal_jobs", "dlq", "queues", "settings", "instances")
 # With arguments that are good, so that it is the server which refuses.
 WRITES = {
     "cancel_by_unique_key": "'\\x{key}'",
@@ -301,10 +205,11 @@ def test_no_committed_job_is_lost_when_the_primary_dies(
         async with (
             awa.Worker(dsn, {"k": handler}, **options) as worker,
             awa.Worker(dsn, {"k": handler}, **options) as other,
-            # Knows the standby alone: it waits for the promotion.
+            # Knows the standby alone, and asks to wait for the promotion.
             asyncio.TaskGroup() as group,
         ):
-            waiting = awa.Worker(standby.dsn, {"k": handler}, **options)
+            alone = make_conninfo(standby.dsn, target_session_attrs="read-write")
+            waiting = awa.Worker(alone, {"k": handler}, **options)
             entering = group.create_task(waiting.__aenter__())
             producer.start()
             await until(lambda: len(runs) > 300)
@@ -354,6 +259,8 @@ def test_a_server_that_turns_read_only_is_waited_for(
         conn.execute(
             f"ALTER DATABASE {database.name} SET default_transaction_read_only = {setting}"
         )
+
+    def end_sessions() -> None:
         conn.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
             " WHERE datname = current_database() AND pid <> pg_backend_pid()"
@@ -364,11 +271,13 @@ def test_a_server_that_turns_read_only_is_waited_for(
             client.insert_job("k")
             await until(lambda: len(ran) == 1)
             switch("on")
+            end_sessions()
             client.insert_job("k")
             await until(lambda: any("read-only" in record.message for record in caplog.records))
             # Long enough for a loop without pauses to fill the log.
             await asyncio.sleep(2)
             assert len(ran) == 1
+            # For new sessions: as when the old one leads to what was the primary.
             switch("off")
             await until(lambda: len(ran) == 2 and worker.is_ready)
 

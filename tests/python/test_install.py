@@ -67,6 +67,7 @@ CREATE OR REPLACE VIEW awa.queues AS SELECT q.* FROM awa._list_queues() q WHERE 
 DROP TRIGGER end_load ON awa.job_inbox
 GRANT USAGE ON SCHEMA awa TO PUBLIC
 ALTER DEFAULT PRIVILEGES IN SCHEMA awa GRANT SELECT ON TABLES TO PUBLIC
+ALTER TABLE awa.deferred_jobs_0 REPLICA IDENTITY FULL
 INSERT INTO awa.setting_overrides VALUES ('a', 'b')
 """.strip().splitlines()
 # Everything about the schema but who is a member of what, one line of text each.
@@ -76,13 +77,13 @@ SELECT format('function %s owner %s acl %s comment %s', pg_get_functiondef(p.oid
 FROM pg_proc p WHERE p.pronamespace = $1::regnamespace
 UNION ALL
 SELECT format('relation %s kind %s persistence %s options %s owner %s acl %s comment %s bound %s'
-              ' key %s view %s parent %s toast %s',
+              ' key %s view %s parent %s toast %s replica identity %s',
               c.oid::regclass, c.relkind, c.relpersistence, c.reloptions, c.relowner::regrole,
               c.relacl, obj_description(c.oid, 'pg_class'), pg_get_expr(c.relpartbound, c.oid),
               CASE c.relkind WHEN 'p' THEN pg_get_partkeydef(c.oid) END,
               CASE c.relkind WHEN 'v' THEN pg_get_viewdef(c.oid) END,
               (SELECT array_agg(i.inhparent::regclass) FROM pg_inherits i WHERE i.inhrelid = c.oid),
-              (SELECT t.reloptions FROM pg_class t WHERE t.oid = c.reltoastrelid))
+              (SELECT t.reloptions FROM pg_class t WHERE t.oid = c.reltoastrelid), c.relreplident)
 FROM pg_class c WHERE c.relnamespace = $1::regnamespace
 UNION ALL
 SELECT format('column %s %s %s %s not null %s default %s storage %s acl %s comment %s kind %s %s'
@@ -96,7 +97,8 @@ JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0
 LEFT JOIN pg_attrdef d ON d.adrelid = c.oid AND d.adnum = a.attnum
 WHERE c.relnamespace = $1::regnamespace
 UNION ALL
-SELECT format('index %s valid %s', pg_get_indexdef(i.indexrelid), i.indisvalid)
+SELECT format('index %s valid %s replica identity %s', pg_get_indexdef(i.indexrelid), i.indisvalid,
+              i.indisreplident)
 FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid WHERE c.relnamespace = $1::regnamespace
 UNION ALL
 SELECT format('constraint %s on %s %s %s comment %s', k.conname, k.conrelid::regclass, k.contype,

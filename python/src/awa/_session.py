@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
 import threading
 import time
@@ -125,6 +126,22 @@ class AsyncSession:
     def is_connected(self) -> bool:
         """Whether the connection stood when it was last used."""
         return self._conn is not None and not self._conn.closed
+
+    @property
+    def knows_one_server(self) -> bool:
+        """Whether the connection string, as the environment completes it, names a single host."""
+        assert self._conn is not None
+        # psycopg tries hosts one by one, so that libpq knows of one, unless a service names more.
+        given = conninfo_to_dict(self._conninfo)
+        of_libpq = {option.keyword: option.val or b"" for option in self._conn.pgconn.info}
+        hosts = (
+            given.get("host")
+            or given.get("hostaddr")
+            or os.environ.get("PGHOST")
+            or os.environ.get("PGHOSTADDR")
+            or of_libpq[b"host"].decode()
+        )
+        return "," not in str(hosts)
 
     async def _connected(self) -> AsyncConnection[Any]:
         if self._conn is not None and not self._conn.closed:

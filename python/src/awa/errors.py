@@ -99,7 +99,7 @@ class NotFound(AwaError):
 
 
 class WrongState(AwaError):
-    """The job or queue is in a state that does not allow the call."""
+    """The job, the queue or the server is in a state that does not allow the call."""
 
     sqlstate = "55000"
 

@@ -26,7 +26,7 @@ from ._session import AsyncSession, Backoff, Outage, SessionSettings, logger
 from ._statements import Statements
 from ._threads import DaemonThreads
 from ._version import __version__, check_schema
-from .errors import VersionMismatch, is_refusal, is_transient, translated
+from .errors import VersionMismatch, WrongState, is_refusal, is_transient, translated
 from .handlers import Handlers, Middleware
 from .heartbeat import Heartbeat
 from .job import Job, Row
@@ -255,13 +255,11 @@ class Worker:
     async def _register(self) -> bool:
         """Wait for the database and make this process known; false when stopped before."""
         backoff = Backoff()
-        version = _calls.schema_version(schema=self.schema)
         register = _calls.register_instance(self.instance_id, info=self._info(), schema=self.schema)
         while not self.stopping.is_set():
             try:
                 with translated():
-                    ((installed,),) = await self._claims.fetch(version.sql, version.params)
-                    check_schema(self.schema, installed)
+                    await self._check_server()
                     await self._claims.fetch(register.sql, register.params)
                 return True
             except (psycopg.errors.UndefinedFunction, psycopg.errors.InvalidSchemaName) as error:
@@ -270,12 +268,25 @@ class Worker:
                     hint="Install it: awa install, or CREATE EXTENSION awa.",
                 ) from error
             except Exception as error:
-                # Once connected, a worker sits out whatever comes; a wrong DSN shows at the start.
+                # Once started, a worker sits out whatever comes; a wrong DSN shows at the start.
                 if not is_transient(error) or is_refusal(error):
                     raise
                 self._outage.report("connecting", error)
             await self.pause(backoff.next())
         return False
+
+    async def _check_server(self) -> None:
+        version = _calls.schema_version(schema=self.schema)
+        ((installed,),) = await self._claims.fetch(version.sql, version.params)
+        check_schema(self.schema, installed)
+        ((is_standby,),) = await self._claims.fetch("SELECT pg_is_in_recovery()", ())
+        # One of several may be promoted while we look.
+        if is_standby and self._claims.knows_one_server:
+            raise WrongState(
+                "the server is a standby, where no worker can run",
+                hint="Name the primary; or, to follow a failover, all servers and "
+                "target_session_attrs=read-write.",
+            )
 
     def _info(self) -> dict[str, Json]:
         return {

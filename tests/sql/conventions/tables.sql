@@ -22,6 +22,10 @@ SELECT is_empty($$
       AND NOT coalesce(t.reloptions @> '{autovacuum_enabled=off}', false)
 $$, 'no autovacuum on leaves, nor on what they toast, but where rows stay for long');
 
+SELECT is_empty($$
+    SELECT c.oid::regclass FROM pg_class c WHERE c.relnamespace = 'awa'::regnamespace AND c.relpersistence <> 'p'
+$$, 'nothing is UNLOGGED at install, so that no promotion loses a page of it');
+
 SELECT set_eq(
     $$ SELECT c.relname::text FROM pg_class c WHERE c.relnamespace = 'awa'::regnamespace AND c.relkind = 'p' $$,
     $$ SELECT unnest(awa._ring_tables('queue') || awa._ring_tables('claim') || awa._ring_tables('deferred')) $$,
