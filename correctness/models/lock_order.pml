@@ -285,7 +285,7 @@ inline move_attempt() {
     fi;
     if
     :: L(DEFERRED_SLOT, RE)
-    :: N(NEW_LANE, X); T(FIFO + j, X); N(LANE_SEQUENCE, RE); N(QUEUE_SLOT, RE)
+    :: T(FIFO + j, X); N(LANE_SEQUENCE, RE); N(QUEUE_SLOT, RE)
     :: L(OLD_SLOT, RE)
     :: N(QUEUE_SLOT, RE)
     fi
