@@ -60,7 +60,8 @@ COMMENT ON FUNCTION @extschema@._look_up_ready(bigint) IS
     'Internal: where the live body of a job lies and whether it was claimed.';
 
 -- The same for a change, with its locks: the lane's mutation lock, shared, then the position's, then a second look. A
--- job that has changed its place meanwhile is locked where it lies now.
+-- job that has changed its place meanwhile is locked where it lies now. One that was claimed there is not locked: the
+-- claim is final, and who has a later place of the job locked must not wait for an earlier one.
 CREATE OR REPLACE FUNCTION @extschema@._lock_ready(
     p_job_id bigint,
     OUT slot integer, OUT "position" bigint, OUT is_unclaimed boolean)
@@ -74,7 +75,7 @@ BEGIN
     LOOP
         SELECT r.slot, r."position", r.is_unclaimed INTO slot, "position", is_unclaimed
         FROM @extschema@._look_up_ready(p_job_id) r;
-        EXIT WHEN slot IS NULL OR "position" = v_locked;
+        EXIT WHEN slot IS NULL OR NOT is_unclaimed OR "position" = v_locked;
         v_locked := "position";
         PERFORM pg_advisory_xact_lock_shared(@extschema@._lock_key('mutation', @extschema@._lane_of(v_locked)));
         PERFORM pg_advisory_xact_lock(@extschema@._lock_key('position', v_locked));
@@ -83,7 +84,8 @@ BEGIN
 END
 $function$;
 COMMENT ON FUNCTION @extschema@._lock_ready(bigint) IS
-    'Internal: where the live body of a job lies and whether it was claimed, locked; slot is NULL when it has none.';
+    'Internal: where the live body of a job lies and whether it was claimed, locked if not; slot is NULL when it has '
+    'none.';
 
 -- Whoever calls it has locked the job there, or all of its lane, and has seen it wait.
 CREATE OR REPLACE FUNCTION @extschema@._take_waiting(p_slot integer, p_position bigint)
@@ -152,8 +154,8 @@ $function$;
 COMMENT ON FUNCTION @extschema@._refuse_unsettled(bigint) IS
     'Internal: raises 40001 for a job that may appear any moment.';
 
-CREATE OR REPLACE FUNCTION @extschema@._cancel_running(
-    p_position bigint, p_slot integer, p_reason text, p_now timestamptz)
+-- The body lies where the batch says: the caller has not locked its place, and evacuation may have moved it.
+CREATE OR REPLACE FUNCTION @extschema@._cancel_running(p_position bigint, p_reason text, p_now timestamptz)
 RETURNS boolean
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
@@ -173,18 +175,18 @@ BEGIN
     IF v_batch.positions IS NULL OR v_batch.closed @> p_position THEN
         RETURN false;
     END IF;
-    SELECT (r.job).* INTO v_job FROM @extschema@._read_ready(p_slot, ARRAY[p_position]) r;
+    SELECT (r.job).* INTO v_job FROM @extschema@._read_ready(v_batch.ready_slot, ARRAY[p_position]) r;
     v_progress := @extschema@._take_progress(v_receipt.batch_id, v_one);
     PERFORM @extschema@._move_attempt(
         @extschema@._ended_job(@extschema@._next_attempt(v_job), v_progress -> p_position::text),
-        'cancelled', p_slot, p_position, v_batch.claimed_at, NULL, NULL, p_reason, NULL, p_now);
+        'cancelled', v_batch.ready_slot, p_position, v_batch.claimed_at, NULL, NULL, p_reason, NULL, p_now);
     PERFORM @extschema@._append_closure(
         v_receipt.claim_slot, v_receipt.batch_id, v_batch.next_no, 'cancelled', v_one, p_reason, p_now);
     PERFORM @extschema@._notify_workers(v_job.queue, 'cancel');
     RETURN true;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._cancel_running(bigint, integer, text, timestamptz) IS
+COMMENT ON FUNCTION @extschema@._cancel_running(bigint, text, timestamptz) IS
     'Internal: ends a running attempt as cancelled and tells its worker; false when it is not running.';
 
 CREATE OR REPLACE FUNCTION @extschema@._cancel_job(p_job_id bigint, p_reason text, p_now timestamptz)
@@ -214,7 +216,7 @@ BEGIN
                 v_job, 'cancelled', v_ready.slot, v_ready."position", NULL, p_now, p_reason, NULL);
             RETURN 'cancelled';
         ELSIF v_ready.slot IS NOT NULL
-              AND @extschema@._cancel_running(v_ready."position", v_ready.slot, p_reason, p_now) THEN
+              AND @extschema@._cancel_running(v_ready."position", p_reason, p_now) THEN
             RETURN 'cancelled_running';
         END IF;
         v_state := @extschema@._ended_state(p_job_id, v_ready.slot, v_ready."position");

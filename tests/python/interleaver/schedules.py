@@ -123,15 +123,16 @@ def claim_commits_while_cancel_looks(world: World) -> None:
 
 
 def worker_releases_while_cancel_looks(world: World) -> None:
-    """A cancel has found its job running and locked that place; the job is handed back, to another
-    place; the cancel goes on, and a claim comes before it commits."""
+    """A cancel has found its job waiting; the job is claimed and handed back, to another place; the
+    cancel goes on, and a claim comes before it commits."""
     claimer, canceller = Claimer(world, "claimer"), Canceller(world, "canceller")
     world.actors += [claimer, canceller]
+    finish_one_job(world)
     job = world.insert_one()
-    claim_one(claimer, "one")
     canceller.begin(READ_COMMITTED)
-    canceller.cancel(job, ("cancel", 0))
+    canceller.cancel(job, ("newest", 0))
     must(canceller.thread is not None, "the cancel waits at its pause point")
+    claim_one(claimer, "one")
     [token] = world.ledger.open
     items = json.dumps([{**token._asdict(), "outcome": "released"}])
     answer = world.query("SELECT result FROM awa.finish_jobs(%s, %s)", claimer.instance, items)
