@@ -26,7 +26,7 @@ from ._session import AsyncSession, Backoff, Outage, SessionSettings, logger
 from ._statements import Statements
 from ._threads import DaemonThreads
 from ._version import __version__, check_schema
-from .errors import VersionMismatch, is_refusal, is_transient, translated
+from .errors import AwaError, VersionMismatch, is_refusal, is_transient, translated
 from .handlers import Handlers, Middleware
 from .heartbeat import Heartbeat
 from .job import Job, Row
@@ -44,6 +44,18 @@ PROGRESS_TRIES = 5
 LAST_WORDS_SECONDS = 0.5
 # As many as asyncio has.
 DEFAULT_THREADS = min(32, (os.cpu_count() or 1) + 4)
+
+# What a worker calls, all of which grant_worker gives.
+CALLED = (
+    *("attempt_status", "claim_ready_runtime", "claim_status", "complete_jobs", "finish_jobs"),
+    *("heartbeat", "register_instance", "set_progress", "tick"),
+)
+MISSING_RIGHTS = """
+    SELECT p.proname::text, current_user::text
+    FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
+    WHERE p.proname = ANY (%s) AND n.nspname = %s AND NOT has_function_privilege(p.oid, 'EXECUTE')
+    ORDER BY 1
+"""
 
 Queues = Mapping[str, int] | Sequence[str] | int
 CLEAN, FORCED = 0, 1
@@ -262,6 +274,7 @@ class Worker:
                 with translated():
                     ((installed,),) = await self._claims.fetch(version.sql, version.params)
                     check_schema(self.schema, installed)
+                    await self._check_rights()
                     await self._claims.fetch(register.sql, register.params)
                 return True
             except (psycopg.errors.UndefinedFunction, psycopg.errors.InvalidSchemaName) as error:
@@ -276,6 +289,18 @@ class Worker:
                 self._outage.report("connecting", error)
             await self.pause(backoff.next())
         return False
+
+    async def _check_rights(self) -> None:
+        """Say at once what would else show as a queue that never moves, or as lost results."""
+        needed = CALLED if self._with_maintenance else [n for n in CALLED if n != "tick"]
+        rows = await self._claims.fetch(MISSING_RIGHTS, ([*needed], self.schema))
+        if rows:
+            missing = ", ".join(name for name, _ in rows)
+            schema = _calls.quote_schema(self.schema)
+            raise AwaError(
+                f'role "{rows[0][1]}" must not call {missing} of schema "{self.schema}"',
+                hint=f"Grant it what a worker needs: SELECT {schema}.grant_worker('...').",
+            )
 
     def _info(self) -> dict[str, Json]:
         return {
