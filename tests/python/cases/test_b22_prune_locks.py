@@ -202,8 +202,10 @@ def test_b22_nobody_waits_while_prune_cannot_have_its_locks(
             )
             found: dict[tuple[str, int], str] = {}
             until = time.monotonic() + WAIT_SECONDS
-            while not wanted <= set(found):
-                assert time.monotonic() < until, found
+            while not wanted <= set(found) or (
+                locks == "vacuum" and load.reports["prune_queue pruned"] < 3
+            ):
+                assert time.monotonic() < until, (found, load.reports)
                 found |= blocked(conn, holder.info.backend_pid)
             holder.rollback()
         # With the lock gone, everything goes while the load goes on.
@@ -219,7 +221,6 @@ def test_b22_nobody_waits_while_prune_cannot_have_its_locks(
     assert set(found.values()) == {mode.title().replace(" ", "") + "Lock"}
     if locks == "vacuum":
         assert set(found) == wanted
-        assert load.reports["prune_queue pruned"] >= 3
     assert load.reports["prune_queue locked"] + load.reports["prune_claim locked"] > 0
     assert not [name for name in load.reports if name.endswith("failed")], load.reports
     left = [complete(conn, claim_all(conn, queue_of(worker))) for worker in WORKERS]
@@ -250,6 +251,32 @@ def test_b22_prune_has_all_locks_of_a_slot_or_none(
                 holder.rollback()
                 pruner.rollback()
     assert prune_all(conn, ring) == 1
+
+
+# Broken by naming whoever has a lock at the moment (_slot_holder without p_holders).
+def test_b22_who_keeps_a_slot_is_named_and_not_who_passes_through(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    """The owner of the schema may not see the age of transactions here."""
+    history(conn, 1)
+    set_settings(conn, **PRUNE_AT_ONCE)
+    end = threading.Event()
+    with database.connect() as passing, open_transaction(database) as holder:
+
+        def pass_through() -> None:
+            while not end.is_set():
+                with passing.transaction():
+                    passing.execute("LOCK TABLE awa.ready_entries_0 IN ACCESS SHARE MODE")
+
+        thread = threading.Thread(target=pass_through)
+        thread.start()
+        try:
+            holder.execute("LOCK TABLE awa.done_entries_0 IN ACCESS SHARE MODE")
+            looks = [blocked(conn, holder.info.backend_pid) for _ in range(10)]
+        finally:
+            end.set()
+            thread.join()
+    assert looks == [{("queue", 0): "AccessShareLock"}] * 10
 
 
 # Broken by a prune that asks for its strongest lock only after all its work (_is_lockable).

@@ -283,15 +283,18 @@ def test_b26_short_timeouts_stop_neither_handlers_nor_maintenance(
         return bool(value(conn, "SELECT pg_relation_size('awa.ready_entries_0') = 0"))
 
     look = OpenTransactions(database)
+    patience = 30 + handler + (due + waiting) / 1000
 
     async def scenario() -> None:
         async with awa.Worker(database.dsn, {"slow": slow, "k": lambda: None}, queues=["slow"]):
             watching = asyncio.create_task(asyncio.to_thread(look.watch))
-            with database.connect() as other:
-                for n in range(10):
-                    insert(other, "slow", kind="slow", args=f'{{"n": {n}}}')
-            await until(lambda: len(ended) == 10 and promoted() and pruned(), 60 + handler)
-            look.stop()
+            try:
+                with database.connect() as other:
+                    for n in range(10):
+                        insert(other, "slow", kind="slow", args=f'{{"n": {n}}}')
+                await until(lambda: len(ended) == 10 and promoted() and pruned(), patience)
+            finally:
+                look.stop()
             await watching
 
     asyncio.run(scenario())
