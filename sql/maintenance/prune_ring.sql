@@ -162,6 +162,25 @@ $function$;
 COMMENT ON FUNCTION @extschema@._lock_slot(text, integer, text, integer) IS
     'Internal: locks all leaves of a slot, or none, without queueing.';
 
+-- Whether TRUNCATE could have its locks now; they are given back at once.
+CREATE OR REPLACE FUNCTION @extschema@._is_lockable(p_ring text, p_slot integer)
+RETURNS boolean
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_is_locked boolean;
+BEGIN
+    BEGIN
+        v_is_locked := @extschema@._lock_slot(p_ring, p_slot, 'ACCESS EXCLUSIVE', 10);
+        RAISE EXCEPTION USING ERRCODE = 'JQ000';
+    EXCEPTION WHEN SQLSTATE 'JQ000' THEN
+        RETURN v_is_locked;
+    END;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._is_lockable(text, integer) IS 'Internal: whether nobody else has a slot locked.';
+
 CREATE OR REPLACE FUNCTION @extschema@._end_keys_of_slot(p_slot integer, p_now timestamptz)
 RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
@@ -228,6 +247,11 @@ DECLARE
     v_outcome text := 'pruned';
     v_used text;
 BEGIN
+    -- A reader that stays, such as a dump, must not let all that follows be done in vain each time.
+    IF (v_released IS NOT NULL OR @extschema@._setting('dump_lock_seconds') = 0)
+       AND NOT @extschema@._is_lockable(p_ring, p_slot) THEN
+        RETURN 'locked';
+    END IF;
     -- The block undoes counts and locks when the slot turns out to be in use.
     BEGIN
         IF NOT @extschema@._lock_slot(p_ring, p_slot, 'EXCLUSIVE', 1) THEN

@@ -90,7 +90,34 @@ END
 $function$;
 COMMENT ON FUNCTION @extschema@._slot_rows(text, integer) IS 'Internal: bodies, batches or deferred jobs in a slot.';
 
-CREATE OR REPLACE FUNCTION @extschema@._deferred_status(p_now timestamptz)
+-- Transactions of others that keep slots locked. Claims and prunes come and go; who is in the way stays for a moment.
+CREATE OR REPLACE FUNCTION @extschema@._slot_holders()
+RETURNS text[]
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_holders text[];
+BEGIN
+    FOR v_look IN 1 .. 5 LOOP
+        v_holders := ARRAY(
+            SELECT DISTINCT k.virtualtransaction
+            FROM pg_locks k
+            JOIN pg_class c ON c.oid = k.relation AND c.relispartition
+                AND c.relnamespace = '@extschema@'::regnamespace
+            WHERE k.locktype = 'relation' AND k.granted AND k.pid IS DISTINCT FROM pg_backend_pid()
+              AND k.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+              AND (v_holders IS NULL OR k.virtualtransaction = ANY (v_holders)));
+        EXIT WHEN cardinality(v_holders) <= 1;
+        PERFORM pg_sleep(0.02);
+    END LOOP;
+    RETURN v_holders;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._slot_holders() IS
+    'Internal: transactions that have slots locked and are not gone after a moment.';
+
+CREATE OR REPLACE FUNCTION @extschema@._deferred_status(p_now timestamptz, p_holders text[])
 RETURNS SETOF @extschema@.ring_slot_status
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
@@ -109,7 +136,7 @@ BEGIN
                 WHEN v_last.run_at IS NOT NULL
                 THEN jsonb_build_object('reason', 'deferred', 'queue', v_last.queue, 'run_at', v_last.run_at)
                 WHEN NOT @extschema@._slot_is_calm(v_slot, p_now) THEN '{"reason": "recent"}'
-                ELSE @extschema@._slot_holder('deferred', v_slot, p_now) END;
+                ELSE @extschema@._slot_holder('deferred', v_slot, p_now, p_holders) END;
         END IF;
         RETURN NEXT ROW('deferred', v_slot, NULL, v_slot = @extschema@._deferred_slot(p_now, p_now),
             CASE WHEN v_bytes > 0 THEN @extschema@._slot_rows('deferred', v_slot) ELSE 0 END, v_bytes, NULL,
@@ -117,11 +144,12 @@ BEGIN
     END LOOP;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._deferred_status(timestamptz) IS
+COMMENT ON FUNCTION @extschema@._deferred_status(timestamptz, text[]) IS
     'Internal: slots of deferred jobs with what keeps them.';
 
 -- The longest transaction that has a slot locked. Its age is known to roles that may read the statistics of others.
-CREATE OR REPLACE FUNCTION @extschema@._slot_holder(p_ring text, p_slot integer, p_now timestamptz)
+CREATE OR REPLACE FUNCTION @extschema@._slot_holder(
+    p_ring text, p_slot integer, p_now timestamptz, p_holders text[])
 RETURNS jsonb
 LANGUAGE sql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
@@ -132,13 +160,13 @@ AS $function$
     JOIN pg_locks k ON k.locktype = 'relation' AND k.granted
         AND k.relation = ('@extschema@.' || t.name || '_' || p_slot)::regclass
         AND k.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
-        AND k.pid IS DISTINCT FROM pg_backend_pid()
+        AND k.virtualtransaction = ANY (p_holders)
     LEFT JOIN pg_stat_activity a ON a.pid = k.pid
     ORDER BY a.xact_start NULLS LAST, k.pid
     LIMIT 1
 $function$;
-COMMENT ON FUNCTION @extschema@._slot_holder(text, integer, timestamptz) IS
-    'Internal: another transaction that has a slot locked, with pid (NULL: prepared), lock and age; or NULL.';
+COMMENT ON FUNCTION @extschema@._slot_holder(text, integer, timestamptz, text[]) IS
+    'Internal: which of these transactions has a slot locked, with pid (NULL: prepared), lock and age; or NULL.';
 
 CREATE OR REPLACE FUNCTION @extschema@._ring_status(p_now timestamptz)
 RETURNS SETOF @extschema@.ring_slot_status
@@ -149,6 +177,7 @@ DECLARE
     v_ring text;
     v_slot record;
     v_blocker jsonb;
+    v_holders constant text[] := @extschema@._slot_holders();
 BEGIN
     FOREACH v_ring IN ARRAY '{queue,claim}'::text[] LOOP
         FOR v_slot IN SELECT s AS slot, r.generation, r.rotated_at, @extschema@._slot_bytes(v_ring, s) AS bytes
@@ -162,14 +191,14 @@ BEGIN
                          WHEN NOT @extschema@._is_past_dumps(
                              @extschema@._slot_released_at(v_ring, v_slot.slot), p_now)
                          THEN '{"reason": "recent"}'::jsonb END,
-                    @extschema@._slot_holder(v_ring, v_slot.slot, p_now));
+                    @extschema@._slot_holder(v_ring, v_slot.slot, p_now, v_holders));
             END IF;
             RETURN NEXT ROW(v_ring, v_slot.slot, v_slot.generation, v_slot.slot = @extschema@._ring_cursor(v_ring) % 64,
                 CASE WHEN v_slot.bytes > 0 THEN @extschema@._slot_rows(v_ring, v_slot.slot) ELSE 0 END, v_slot.bytes,
                 p_now - v_slot.rotated_at, v_blocker ->> 'reason', v_blocker - 'reason')::@extschema@.ring_slot_status;
         END LOOP;
     END LOOP;
-    RETURN QUERY SELECT d.* FROM @extschema@._deferred_status(p_now) d;
+    RETURN QUERY SELECT d.* FROM @extschema@._deferred_status(p_now, v_holders) d;
 END
 $function$;
 COMMENT ON FUNCTION @extschema@._ring_status(timestamptz) IS 'Internal: slots of all rings with what blocks them.';

@@ -50,6 +50,8 @@ FLUSH_PAUSE_SECONDS = 0.005
 # Least value of claim_max_bytes: a claim that brings less has brought what there was.
 LARGE_BYTES = 65_536
 LAST_CLAIM_SECONDS = 10.0
+# How long a handler may go on that was told of the loss of its lease at its deadline.
+OVERDUE_SECONDS = 1.0
 REFUSAL_SECONDS = 1.0
 
 
@@ -206,7 +208,16 @@ class Dispatcher:
                 self._in_hand -= 1
                 self.worker.finisher.drop(job)
                 self._slot_is_free()
-        elif job._state == RUNNING and self._tasks[job.kind].interrupt_on_cancel:
+        elif job._state == RUNNING:
+            task = self._tasks[job.kind]
+            if task.interrupt_on_cancel:
+                self.stop_job(job, "closed")
+            elif task.is_async and job.lease_lost and job.deadline_at is not None:
+                self.worker.loop.call_later(OVERDUE_SECONDS, self._stop_overdue, job)
+
+    def _stop_overdue(self, job: Job) -> None:
+        """Free the slot of a handler that outlives its deadline: others wait for it."""
+        if job._state == RUNNING:
             self.stop_job(job, "closed")
 
     def _note_unknown(self, kind: str) -> None:

@@ -38,13 +38,15 @@ STEPS = (
 RARE_STEPS = frozenset({"verify", "rescue", "expire", "unique_keys", "instances", "hints"})
 ROUNDS_PER_RARE_STEP = 2
 LAST_STEP_SECONDS = 2.0
+# Far above what a step takes, which is bounded; whatever the limits of the role are.
+STATEMENT_SECONDS = 60
 
 
 class Maintenance:
     """Any number of workers may do this at once: each step takes its own lock or does nothing."""
 
     def __init__(self, settings: SessionSettings, schema: str, outage: Outage) -> None:
-        self._session = AsyncSession(settings, "maintenance")
+        self._session = AsyncSession(settings, "maintenance", statement_seconds=STATEMENT_SECONDS)
         self._schema = schema
         self._outage = outage
         self._stopping = asyncio.Event()

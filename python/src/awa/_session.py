@@ -35,6 +35,12 @@ READ_ONLY = "25006"
 # Nor may the role's defaults end a connection that waits for work.
 KEEP_IDLE = "SET idle_session_timeout = 0"
 _SET_UP = "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED; " + KEEP_IDLE
+# For statements that do much, such as emptying a slot: a limit for short ones would cut them off
+# each time. The server may not know transaction_timeout.
+OWN_LIMITS = (
+    "SELECT set_config(name, CASE name WHEN 'statement_timeout' THEN '{seconds}s' ELSE '0' END, "
+    "{is_local}) FROM pg_settings WHERE name IN ('statement_timeout', 'transaction_timeout')"
+)
 
 
 class Backoff:
@@ -116,9 +122,13 @@ class SessionSettings:
 class AsyncSession:
     """One connection for short statements, each its own transaction; reconnects when used."""
 
-    def __init__(self, settings: SessionSettings, role: str) -> None:
+    def __init__(
+        self, settings: SessionSettings, role: str, *, statement_seconds: int | None = None
+    ) -> None:
         self._settings = settings
         self._conninfo = settings.conninfo_for(role)
+        # The longest statement; None leaves that to the role and the database.
+        self._statement_seconds = statement_seconds
         self._conn: AsyncConnection[Any] | None = None
         self._lock = asyncio.Lock()
 
@@ -156,6 +166,7 @@ class AsyncSession:
                 await conn.set_isolation_level(IsolationLevel.READ_COMMITTED)
             else:
                 await conn.execute(_SET_UP)
+                await self._limit(conn, is_local=False)
                 conn.prepare_threshold = self._settings.prepare_threshold
             # Left undecoded: most handlers never look at them.
             for name in ("timestamptz", "jsonb"):
@@ -166,6 +177,11 @@ class AsyncSession:
         self._conn = conn
         return conn
 
+    async def _limit(self, conn: AsyncConnection[Any], *, is_local: bool) -> None:
+        if self._statement_seconds is not None:
+            limits = OWN_LIMITS.format(seconds=self._statement_seconds, is_local=is_local)
+            await conn.execute(limits.encode())
+
     async def fetch(
         self, sql: str, params: Sequence[object] | Mapping[str, object], *, binary: bool = False
     ) -> list[tuple[Any, ...]]:
@@ -173,6 +189,8 @@ class AsyncSession:
         async with self._lock:
             conn = await self._connected()
             try:
+                if not conn.autocommit:
+                    await self._limit(conn, is_local=True)
                 async with conn.cursor(binary=binary) as cursor:
                     try:
                         await cursor.execute(sql.encode(), params)
@@ -229,6 +247,7 @@ def connect_blocking(settings: SessionSettings, role: str) -> Connection[Any]:
 
 __all__ = [
     "KEEP_IDLE",
+    "OWN_LIMITS",
     "AsyncSession",
     "Backoff",
     "Outage",

@@ -329,7 +329,8 @@ class Handlers:
         """Register the decorated function; its name is the kind unless one is given.
 
         `timeout` stops the handler in this process and counts as a failure; `deadline` lets the
-        database take the attempt away, whatever became of the process. `unique` is the option of
+        database take the attempt away, whatever became of the process, and an async handler that
+        goes on for more than a second after that is cancelled. `unique` is the option of
         insert_job, or True for its defaults: a second insert answers with the job that there is
         already. `completes_itself` says
         that the handler calls job.complete(conn) in its own transaction. `interrupt_on_cancel`

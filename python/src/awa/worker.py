@@ -26,7 +26,14 @@ from ._session import AsyncSession, Backoff, Outage, SessionSettings, logger
 from ._statements import Statements
 from ._threads import DaemonThreads
 from ._version import __version__, check_schema
-from .errors import VersionMismatch, WrongState, is_refusal, is_transient, translated
+from .errors import (
+    AwaError,
+    VersionMismatch,
+    WrongState,
+    is_refusal,
+    is_transient,
+    translated,
+)
 from .handlers import Handlers, Middleware
 from .heartbeat import Heartbeat
 from .job import Job, Row
@@ -44,6 +51,18 @@ PROGRESS_TRIES = 5
 LAST_WORDS_SECONDS = 0.5
 # As many as asyncio has.
 DEFAULT_THREADS = min(32, (os.cpu_count() or 1) + 4)
+
+# What a worker calls, all of which grant_worker gives.
+CALLED = (
+    *("attempt_status", "claim_ready_runtime", "claim_status", "complete_jobs", "finish_jobs"),
+    *("heartbeat", "register_instance", "set_progress", "tick"),
+)
+MISSING_RIGHTS = """
+    SELECT p.proname::text, current_user::text
+    FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
+    WHERE p.proname = ANY (%s) AND n.nspname = %s AND NOT has_function_privilege(p.oid, 'EXECUTE')
+    ORDER BY 1
+"""
 
 Queues = Mapping[str, int] | Sequence[str] | int
 CLEAN, FORCED = 0, 1
@@ -260,6 +279,7 @@ class Worker:
             try:
                 with translated():
                     await self._check_server()
+                    await self._check_rights()
                     await self._claims.fetch(register.sql, register.params)
                 return True
             except (psycopg.errors.UndefinedFunction, psycopg.errors.InvalidSchemaName) as error:
@@ -286,6 +306,18 @@ class Worker:
                 "the server is a standby, where no worker can run",
                 hint="Name the primary; or, to follow a failover, all servers and "
                 "target_session_attrs=read-write.",
+            )
+
+    async def _check_rights(self) -> None:
+        """Say at once what would else show as a queue that never moves, or as lost results."""
+        needed = CALLED if self._with_maintenance else [n for n in CALLED if n != "tick"]
+        rows = await self._claims.fetch(MISSING_RIGHTS, ([*needed], self.schema))
+        if rows:
+            missing = ", ".join(name for name, _ in rows)
+            schema = _calls.quote_schema(self.schema)
+            raise AwaError(
+                f'role "{rows[0][1]}" must not call {missing} of schema "{self.schema}"',
+                hint=f"Grant it what a worker needs: SELECT {schema}.grant_worker('...').",
             )
 
     def _info(self) -> dict[str, Json]:

@@ -7,11 +7,13 @@ from types import TracebackType
 from typing import Any
 
 import psycopg
-from psycopg import sql
+from psycopg import IsolationLevel, sql
 from psycopg.abc import Buffer
 from psycopg.rows import DictRow, dict_row
 from psycopg.types.datetime import TimestamptzLoader
 
+from .._maintenance import STATEMENT_SECONDS
+from .._session import OWN_LIMITS
 from .._version import check_schema
 
 Row = dict[str, Any]
@@ -28,7 +30,7 @@ class _TimeLoader(TimestamptzLoader):
 
 
 class Database:
-    """One autocommit connection, to an installation in one schema."""
+    """One connection, to an installation in one schema; each call is a transaction."""
 
     def __init__(self, conn: psycopg.Connection[DictRow], schema: str) -> None:
         self._conn = conn
@@ -44,6 +46,8 @@ class Database:
             fallback_application_name="awa",
             client_encoding="UTF8",
         )
+        # Whatever the default of the database is: many calls decide on what is committed now.
+        conn.isolation_level = IsolationLevel.READ_COMMITTED
         conn.adapters.register_loader("timestamptz", _TimeLoader)
         database = cls(conn, schema)
         try:
@@ -80,7 +84,20 @@ class Database:
                 for name in arguments
             ),
         )
-        return self._conn.execute(query, given).fetchall()
+        return self._fetch(query, given, with_own_limits=function == "tick")
+
+    def _fetch(
+        self,
+        query: sql.Composed,
+        given: Mapping[str, object] | None = None,
+        *,
+        with_own_limits: bool = False,
+    ) -> list[Row]:
+        with self._conn.transaction():
+            if with_own_limits:
+                limits = OWN_LIMITS.format(seconds=STATEMENT_SECONDS, is_local=True)
+                self._conn.execute(limits.encode())
+            return self._conn.execute(query, given).fetchall()
 
     def ask(self, function: str, /, **arguments: object) -> Any:
         """Call a function that answers one value."""
@@ -110,14 +127,14 @@ class Database:
             sql.SQL("DESC NULLS LAST" if descending else "ASC"),
             sql.Literal(limit),
         )
-        return self._conn.execute(query, given).fetchall()
+        return self._fetch(query, given)
 
     def counts(self) -> list[Row]:
         """The exact counts of every queue."""
         query = sql.SQL(
             "SELECT counts.* FROM {0}.queues q, {0}.queue_counts(q.queue) counts ORDER BY q.queue"
         ).format(self._schema)
-        return self._conn.execute(query).fetchall()
+        return self._fetch(query)
 
 
 def present(**values: object) -> dict[str, object]:
