@@ -257,12 +257,15 @@ class Worker:
         backoff = Backoff()
         version = _calls.schema_version(schema=self.schema)
         register = _calls.register_instance(self.instance_id, info=self._info(), schema=self.schema)
+        verify = _calls.tick(budget={"steps": ["verify"]}, schema=self.schema)
         while not self.stopping.is_set():
             try:
                 with translated():
                     ((installed,),) = await self._claims.fetch(version.sql, version.params)
                     check_schema(self.schema, installed)
                     await self._claims.fetch(register.sql, register.params)
+                    # Rows that came from another database are put in order before any is claimed.
+                    await self._claims.fetch(verify.sql, verify.params)
                 return True
             except (psycopg.errors.UndefinedFunction, psycopg.errors.InvalidSchemaName) as error:
                 raise VersionMismatch(
