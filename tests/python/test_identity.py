@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import psycopg
 
+import awa
 from conftest import Database, DatabaseServer
 from engine import claim_all, complete, counts, insert, insert_many, open_transaction, tick, value
 from test_dump_restore import copy
@@ -85,3 +87,22 @@ def test_maintenance_does_not_wait_for_a_lane_to_verify(
         assert tick(conn)["verify"] == "locked"
     assert tick(conn)["verify"] == "done"
     assert verified(conn) == ("done", 0)
+
+
+def test_a_worker_verifies_before_it_claims(server: DatabaseServer, database: Database) -> None:
+    with database.connect() as conn:
+        tick(conn)
+        leave_a_horizon(conn)
+
+    async def start_and_stop(dsn: str) -> None:
+        async with awa.Worker(dsn, {"none": print_nothing}, queues=["none"], maintenance=False):
+            pass
+
+    with server.fresh(database.name) as copied, copied.connect() as conn:
+        asyncio.run(start_and_stop(copied.dsn))
+        assert horizons(conn) == 0
+        assert verified(conn) == ("done", 0)
+
+
+def print_nothing() -> None:
+    """Do nothing."""

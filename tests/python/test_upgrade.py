@@ -295,14 +295,19 @@ def test_b24_public_signatures_only_grow(
 def test_b24_functions_that_old_bodies_call_are_still_there(
     conn: psycopg.Connection, old_conn: psycopg.Connection
 ) -> None:
-    query = """
+    before, now = function_results(old_conn), function_results(conn)
+    assert {name for name in before if before[name] != now.get(name)} == GONE
+
+
+def function_results(conn: psycopg.Connection) -> dict[str, str]:
+    """The result type of each function, by its name and arguments."""
+    rows = conn.execute(
+        """
         SELECT p.oid::regprocedure::text, pg_get_function_result(p.oid) FROM pg_proc p
         WHERE p.pronamespace = 'awa'::regnamespace
-    """
-    before, now = (
-        {row[0]: row[1] for row in c.execute(query).fetchall()} for c in (old_conn, conn)
+        """
     )
-    assert {name for name in before if before[name] != now.get(name)} == GONE
+    return {row[0]: row[1] for row in rows.fetchall()}
 
 
 # Under load

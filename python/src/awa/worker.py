@@ -275,12 +275,15 @@ class Worker:
         """Wait for the database and make this process known; false when stopped before."""
         backoff = Backoff()
         register = _calls.register_instance(self.instance_id, info=self._info(), schema=self.schema)
+        verify = _calls.tick(budget={"steps": ["verify"]}, schema=self.schema)
         while not self.stopping.is_set():
             try:
                 with translated():
                     await self._check_server()
                     await self._check_rights()
                     await self._claims.fetch(register.sql, register.params)
+                    # Rows that came from another database are put in order before any is claimed.
+                    await self._claims.fetch(verify.sql, verify.params)
                 return True
             except (psycopg.errors.UndefinedFunction, psycopg.errors.InvalidSchemaName) as error:
                 raise VersionMismatch(
