@@ -93,6 +93,19 @@ class Running:
         return long
 
 
+def count_tries(worker: awa.Worker) -> list[str]:
+    """What the worker finds that it cannot do, each time it tries."""
+    tries: list[str] = []
+    report = worker._outage.report
+
+    def counted(what: str, error: BaseException) -> None:
+        tries.append(what)
+        report(what, error)
+
+    worker._outage.report = counted  # type: ignore[method-assign]
+    return tries
+
+
 def backends(conn: psycopg.Connection, role: str = "") -> list[int]:
     query = "SELECT pid FROM pg_stat_activity WHERE application_name LIKE %s"
     query += " AND datname = current_database()"
@@ -153,6 +166,7 @@ def test_b04_a_worker_sits_out_a_restart_of_the_server(
             running = Running(dsn, client, is_busy)
             await running.worker.__aenter__()
             long = await running.begin(conn)
+        tries = count_tries(running.worker)
         restartable.kill()
         lines, cpu, start = len(caplog.records), time.process_time(), time.monotonic()
         await until(lambda: not running.worker.is_ready)
@@ -160,8 +174,9 @@ def test_b04_a_worker_sits_out_a_restart_of_the_server(
         elapsed = time.monotonic() - start
         assert not running.worker.is_ready
         assert time.process_time() - cpu < CPU_SHARE * elapsed + 0.2
-        # One line for each connection at first.
         assert len(caplog.records) - lines < LINES_PER_SECOND * elapsed
+        # Six short waits, and then about a second each.
+        assert CONNECTIONS < len(tries) < CONNECTIONS * (elapsed / 0.5 + 6)
         restartable.restart()
         with psycopg.connect(dsn, autocommit=True) as conn:
             running.client = awa.Client(conn)

@@ -15,7 +15,16 @@ from psycopg.types.json import Jsonb
 
 import awa
 from conftest import Database
-from engine import claim, claim_all, finish, tick, value
+from engine import (
+    WAIT_SECONDS,
+    claim,
+    claim_all,
+    counts,
+    finish,
+    tick,
+    value,
+    wait_until_blocked,
+)
 
 QUEUES = [f"q{number}" for number in range(5)]
 STRICT = QUEUES[:2]  # there producers lock their lane, too
@@ -117,7 +126,44 @@ def collide(
     assert living <= value(conn, "SELECT count(*) FROM awa.job_unique_claims") <= volume.keys
 
 
+def by_insert_many(conn: psycopg.Connection, batch: Batch) -> int | None:
+    args = [job["args"] for job in batch]
+    ids = awa.Client(conn).insert_many("k", args, opts=batch[0]["opts"])
+    assert len(ids) == len(batch)
+    return None
+
+
+# The first has taken its first keys, the second its own, when both come to the one in the middle.
 # Broken by taking keys in the order of the call (_take_keys without ORDER BY key).
+@pytest.mark.parametrize("insert", [by_insert_jobs, by_insert_many, by_copy])
+def test_b06_two_batches_in_opposite_order_follow_each_other(
+    database: Database,
+    conn: psycopg.Connection,
+    insert: Callable[[psycopg.Connection, Batch], int | None],
+) -> None:
+    jobs = [{"kind": "k", "args": key, "opts": {"unique": {}}} for key in range(20)]
+    middle = jobs[10]
+    by_insert_jobs(conn, [{**middle, "opts": {}}])  # makes the lane
+    with (
+        database.connect(autocommit=False) as holder,
+        database.connect() as first,
+        database.connect() as second,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        by_insert_jobs(holder, [middle])
+        waiting = [
+            pool.submit(insert, first, [*jobs[:10], middle, *jobs[11:]]),
+            pool.submit(insert, second, [*jobs[:10:-1], middle, *jobs[9::-1]]),
+        ]
+        for session in (first, second):
+            wait_until_blocked(conn, session)
+        holder.rollback()
+        for future in waiting:
+            future.result(WAIT_SECONDS)
+    assert counts(conn) == {"available": 21}
+
+
+# Broken by a look at a key that is not the first of its repeats (_take_keys as above).
 @pytest.mark.parametrize("repeats", [False, True])
 def test_b06_batches_that_share_keys_do_not_deadlock(
     database: Database, conn: psycopg.Connection, repeats: bool
