@@ -367,8 +367,9 @@ BEGIN
         RETURN;
     END IF;
     SELECT array_agg(j.o ORDER BY j.o),
-           array_agg(ROW(NULL, j.queue, j.priority, j.shard, p_now, 0, 0, j.kind, j.args, j.ext)::@extschema@._job
-                     ORDER BY j.o)
+           array_agg(@extschema@._due_at(
+                         ROW(NULL, j.queue, j.priority, j.shard, NULL, 0, 0, j.kind, j.args, j.ext)::@extschema@._job,
+                         p_now) ORDER BY j.o)
     INTO v_due, v_due_jobs
     FROM unnest(p_jobs) WITH ORDINALITY
         j (job_id, queue, priority, shard, run_at, attempt, run_lease, kind, args, ext, o)
@@ -400,6 +401,13 @@ END
 $function$;
 COMMENT ON FUNCTION @extschema@._insert_parsed(@extschema@._job[], timestamptz) IS
     'Internal: inserts checked jobs; one answer each.';
+
+CREATE OR REPLACE FUNCTION @extschema@._due_at(p_job @extschema@._job, p_now timestamptz)
+RETURNS @extschema@._job
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN ROW((p_job).job_id, (p_job).queue, (p_job).priority, (p_job).shard, p_now, (p_job).attempt,
+           (p_job).run_lease, (p_job).kind, (p_job).args, (p_job).ext)::@extschema@._job;
+COMMENT ON FUNCTION @extschema@._due_at(@extschema@._job, timestamptz) IS 'Internal: a job that is ready from now on.';
 
 CREATE OR REPLACE FUNCTION @extschema@._born_at(p_job @extschema@._job, p_now timestamptz)
 RETURNS @extschema@._job

@@ -103,25 +103,19 @@ COMMENT ON FUNCTION @extschema@._rescuable_lease(@extschema@.leases, uuid[], int
     'Internal: the position of a moved attempt if it must be rescued, with the error to record.';
 
 CREATE OR REPLACE FUNCTION @extschema@._rescue_lease(
-    p_batch bigint, p_position bigint, p_dead uuid[], p_stale interval, p_now timestamptz)
+    p_batch bigint, p_position bigint, p_error text, p_now timestamptz)
 RETURNS bigint
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$
 DECLARE
     v_lease @extschema@.leases := @extschema@._find_lease(p_batch, p_position);
-    v_found record;
 BEGIN
     IF v_lease.batch_id IS NULL OR v_lease.outcome IS NOT NULL THEN
         RETURN 0;
     END IF;
-    v_found := @extschema@._rescuable_lease(v_lease, p_dead, p_stale, p_now);
-    IF isempty(v_found.positions) THEN
-        RETURN 0;
-    END IF;
     BEGIN
-        PERFORM @extschema@._end_lease(
-            v_lease, 'rescued', NULL, to_jsonb(v_found.error), v_found.error, NULL, p_now);
+        PERFORM @extschema@._end_lease(v_lease, 'rescued', NULL, to_jsonb(p_error), p_error, NULL, p_now);
     EXCEPTION WHEN data_exception OR integrity_constraint_violation OR program_limit_exceeded THEN
         PERFORM @extschema@._append_done(@extschema@._lease_job(v_lease), 'failed', NULL, NULL, v_lease.claimed_at,
             p_now, 'rescue failed: ' || SQLERRM, NULL);
@@ -130,8 +124,8 @@ BEGIN
     RETURN 1;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._rescue_lease(bigint, bigint, uuid[], interval, timestamptz) IS
-    'Internal: ends a moved attempt as rescued, if it still must be; one that cannot be ends failed, with the reason.';
+COMMENT ON FUNCTION @extschema@._rescue_lease(bigint, bigint, text, timestamptz) IS
+    'Internal: ends a moved attempt as rescued; one that cannot be ends failed, with the reason.';
 
 -- Looking at every open attempt costs a pass over the claim ring. Once a heartbeat interval is enough for what
 -- heartbeats tell; in between only deadlines can pass. p_after is the time of the last pass, NULL for a pass.
@@ -233,6 +227,7 @@ SET search_path = pg_catalog, pg_temp
 AS $function$
 DECLARE
     v_found record;
+    v_now record;
     v_rescued bigint := 0;
 BEGIN
     FOR v_found IN
@@ -244,8 +239,12 @@ BEGIN
     LOOP
         -- pause point: rescue_lease
         CONTINUE WHEN NOT pg_try_advisory_xact_lock(@extschema@._lock_key('batch', v_found.batch_id));
+        SELECT r.positions, r.error INTO v_now
+        FROM @extschema@._find_lease(v_found.batch_id, v_found."position") l,
+             LATERAL @extschema@._rescuable_lease(l, p_dead, p_stale, p_now) r;
+        CONTINUE WHEN isempty(v_now.positions);
         v_rescued := v_rescued
-            + @extschema@._rescue_lease(v_found.batch_id, v_found."position", p_dead, p_stale, p_now);
+            + @extschema@._rescue_lease(v_found.batch_id, v_found."position", v_now.error, p_now);
     END LOOP;
     RETURN v_rescued;
 END

@@ -131,8 +131,9 @@ def test_b05_an_old_snapshot_gets_the_right_answer_or_a_serialization_error(
 
 # Broken by a look for the key without the index that decides, by an answer that does not wait for
 # the first one's commit, and by a takeover that does not ask whether the claim is still the same.
-@pytest.mark.parametrize("rolling_back", [0, SESSIONS // 3])
-@pytest.mark.parametrize("takeover", [False, True])
+@pytest.mark.parametrize(
+    ("rolling_back", "takeover"), [(0, True), (SESSIONS // 3, False), (SESSIONS // 3, True)]
+)
 def test_b05_fifty_sessions_insert_one_job_and_all_are_told_which(
     database: Database, conn: psycopg.Connection, rolling_back: int, takeover: bool
 ) -> None:

@@ -42,7 +42,7 @@ class Volume:
     keys: int
 
 
-SHORT = Volume(sessions=5, rounds=6, seconds=0, size=60, keys=80)
+SHORT = Volume(sessions=4, rounds=5, seconds=0, size=60, keys=80)
 FULL = Volume(sessions=8, rounds=3, seconds=60, size=500, keys=600)
 
 
@@ -164,11 +164,10 @@ def test_b06_two_batches_in_opposite_order_follow_each_other(
 
 
 # Broken by a look at a key that is not the first of its repeats (_take_keys as above).
-@pytest.mark.parametrize("repeats", [False, True])
 def test_b06_batches_that_share_keys_do_not_deadlock(
-    database: Database, conn: psycopg.Connection, repeats: bool
+    database: Database, conn: psycopg.Connection
 ) -> None:
-    collide(database, conn, by_insert_jobs, SHORT, repeats)
+    collide(database, conn, by_insert_jobs, SHORT, repeats=True)
 
 
 # Broken by inserting the rows of a load as they come.

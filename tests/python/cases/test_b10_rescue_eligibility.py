@@ -10,7 +10,6 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any
 
 import psycopg
 import pytest
@@ -19,8 +18,8 @@ from psycopg.types.json import Jsonb
 import awa
 from engine import (
     claim,
-    complete,
     counts,
+    finish,
     insert_many,
     read_buffers,
     rotate,
@@ -125,8 +124,7 @@ def test_b10_five_dead_ones_behind_150_healthy_ones_go_in_two_ticks(
     set_settings(conn, heartbeat_seconds=0.05, rescue_rows=100)
     for worker, number in ((ALIVE, 150), (DEAD, 5)):
         insert_many(conn, number)
-        while len(claim(conn, limit=1, instance=worker)):
-            pass
+        assert len(claim(conn, limit=number, instance=worker, separate=["k"])) == number
         conn.execute("SELECT awa.heartbeat(%s)", [worker])
     conn.execute(
         "UPDATE awa.runtime_instances SET heartbeat_at = now() - interval '1 hour',"
@@ -147,10 +145,14 @@ def test_b10_a_step_costs_the_same_whatever_runs_and_has_run(conn: psycopg.Conne
     def fill(batches: int) -> None:
         """Healthy attempts, half of them with a deadline, and as many that have ended."""
         insert_many(conn, 2 * batches)
-        for number in range(batches):
-            deadline: dict[str, Any] = {"deadline_seconds": 3600} if number % 2 else {}
-            assert len(claim(conn, limit=1, instance=ALIVE, **deadline)) == 1
-            complete(conn, claim(conn, limit=1, instance=ALIVE, **deadline), ALIVE)
+        for seconds in (None, 3600):
+            attempts = claim(
+                conn, limit=batches, instance=ALIVE, separate=["k"], deadline_seconds=seconds
+            )
+            assert len({attempt.batch_id for attempt in attempts}) == batches
+            items = [attempt.item("completed") for attempt in attempts[::2]]
+            for start in range(0, len(items), 50):
+                assert set(finish(conn, items[start : start + 50], ALIVE)) == {"done"}
         conn.execute("SELECT awa.heartbeat(%s)", [ALIVE])
 
     def cost() -> int:

@@ -59,6 +59,9 @@ def test_b13_an_old_worker_leaves_new_kinds_to_the_new_one(
     async def scenario() -> None:
         old, new = Release(database, "x"), Release(database, "x", "y")
         async with old.worker, new.worker:
+            await until(
+                lambda: value(conn, "SELECT count(*) FROM awa.instances WHERE is_live") == 2
+            )
             client.insert_many("y", [{}] * NEW_JOBS)
             known = client.insert_many("x", [{}] * NEW_JOBS)
             # Some have died with the worker that ran them. The maintenance may be the old one's.
