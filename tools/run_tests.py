@@ -32,6 +32,8 @@ STATIC = {
     "structure": ["-m", "tools.check_structure"],
 }
 TAIL = 60  # lines of a failed step's output to print
+# Two-phase commit is off by default.
+TEST_SETTINGS = {"plpgsql.extra_errors": "all", "max_prepared_transactions": "8"}
 MAX_SECONDS = 1200  # for one run of pytest
 NO_TESTS = 5  # pytest's exit code when nothing was selected
 _printing = threading.Lock()
@@ -102,7 +104,7 @@ def test_version(version: int, pattern: str, long: bool) -> bool:
     def start(log: Path) -> tuple[bool, str]:
         nonlocal cluster
         log.write_text("")
-        cluster = Cluster(ensure_tree(version), {"plpgsql.extra_errors": "all"})
+        cluster = Cluster(ensure_tree(version), TEST_SETTINGS)
         cluster.start()
         return True, f"{cluster.dsn}"
 

@@ -348,18 +348,16 @@ END
 $function$;
 COMMENT ON FUNCTION @extschema@._parse_run_at(jsonb) IS 'Internal: an ISO 8601 time with offset from JSON (22023).';
 
--- New jobs of any lanes: what is due goes to the ring; the rest, and what has no lane yet, is deferred.
+-- New jobs of any lanes: what is due goes to the ring; the rest, and what has no lane yet, is deferred. Never by
+-- p_jobs[o]: a session's first plans hold the array as a constant, in which each look walks from its start.
 CREATE OR REPLACE FUNCTION @extschema@._insert_parsed(p_jobs @extschema@._job[], p_now timestamptz)
 RETURNS TABLE (ordinal bigint, job_id bigint, state @extschema@.job_state, duplicate boolean)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$
 DECLARE
-    v_due bigint[] := ARRAY(
-        SELECT o
-        FROM generate_subscripts(p_jobs, 1) o
-        WHERE coalesce(p_jobs[o].run_at, p_now) <= p_now
-        ORDER BY o);
+    v_due bigint[];
+    v_due_jobs @extschema@._job[];
     v_appended bigint[];
     v_ids bigint[];
     v_later bigint[];
@@ -368,23 +366,36 @@ BEGIN
         RETURN QUERY SELECT i.* FROM @extschema@._insert_unique(p_jobs, p_now) i;
         RETURN;
     END IF;
-    IF cardinality(v_due) > 0 THEN
+    SELECT array_agg(j.o ORDER BY j.o),
+           array_agg(@extschema@._due_at(
+                         ROW(NULL, j.queue, j.priority, j.shard, NULL, 0, 0, j.kind, j.args, j.ext)::@extschema@._job,
+                         p_now) ORDER BY j.o)
+    INTO v_due, v_due_jobs
+    FROM unnest(p_jobs) WITH ORDINALITY
+        j (job_id, queue, priority, shard, run_at, attempt, run_lease, kind, args, ext, o)
+    WHERE coalesce(j.run_at, p_now) <= p_now;
+    IF v_due IS NOT NULL THEN
         SELECT array_agg(v_due[a.ordinal]), array_agg(a.job_id) INTO v_appended, v_ids
-        FROM @extschema@._append_ready(
-            ARRAY(SELECT @extschema@._due_at(p_jobs[o], p_now) FROM unnest(v_due) o), false) a;
+        FROM @extschema@._append_ready(v_due_jobs, false) a;
         RETURN QUERY
         SELECT u.o, u.id, 'available'::@extschema@.job_state, false FROM unnest(v_appended, v_ids) u (o, id);
     END IF;
     v_later := ARRAY(
-        SELECT o FROM generate_subscripts(p_jobs, 1) o
+        SELECT o FROM generate_series(1, cardinality(p_jobs)) o
         EXCEPT
         SELECT o FROM unnest(v_appended) o
         ORDER BY 1);
     IF cardinality(v_later) > 0 THEN
         RETURN QUERY
         SELECT v_later[d.ordinal], d.job_id, 'scheduled'::@extschema@.job_state, false
-        FROM @extschema@._defer(
-            ARRAY(SELECT @extschema@._born_at(p_jobs[o], p_now) FROM unnest(v_later) o), 'scheduled') d;
+        FROM @extschema@._defer(ARRAY(
+            SELECT @extschema@._born_at(
+                ROW(NULL, j.queue, j.priority, j.shard, j.run_at, 0, 0, j.kind, j.args, j.ext)::@extschema@._job,
+                p_now)
+            FROM unnest(p_jobs) WITH ORDINALITY
+                j (job_id, queue, priority, shard, run_at, attempt, run_lease, kind, args, ext, o)
+                JOIN unnest(v_later) l (o) ON l.o = j.o
+            ORDER BY j.o), 'scheduled') d;
     END IF;
 END
 $function$;

@@ -1,5 +1,6 @@
 -- Ends attempts whose worker is gone, whose deadline passed, or that their worker no longer knows. A rescue only
--- tries locks, and decides on what it reads under them: an attempt that finished meanwhile stays finished.
+-- tries locks, and decides on what it reads under them: an attempt that finished meanwhile stays finished, and one
+-- whose worker came back goes on.
 
 CREATE OR REPLACE FUNCTION @extschema@._rescue_positions(
     p_slot integer, p_batch bigint, p_positions bigint[], p_error text, p_now timestamptz)
@@ -65,12 +66,12 @@ BEGIN
     IF p_deadline_at < p_now THEN
         error := 'hard deadline exceeded';
         RETURN;
-    ELSIF p_owner = ANY (p_dead) THEN
-        error := 'heartbeat stale: worker presumed dead';
-        RETURN;
     END IF;
     SELECT i.* INTO v_instance FROM @extschema@.runtime_instances i WHERE i.instance_id = p_owner;
-    IF v_instance.heartbeat_at IS NULL THEN
+    -- A heartbeat since the dead were counted has ended the suspicion.
+    IF p_owner = ANY (p_dead) AND v_instance.suspect_at IS NOT NULL THEN
+        error := 'heartbeat stale: worker presumed dead';
+    ELSIF v_instance.heartbeat_at IS NULL THEN
         error := 'no heartbeat since the claim: worker presumed dead';
         positions := CASE WHEN p_claimed_at < p_now - p_stale THEN p_open ELSE '{}' END;
     ELSIF p_claimed_at < v_instance.heartbeat_before_at
@@ -85,6 +86,21 @@ $function$;
 COMMENT ON FUNCTION @extschema@._rescuable(
     uuid, timestamptz, timestamptz, int8multirange, uuid[], interval, timestamptz) IS
     'Internal: positions of a batch that must be rescued, with the error to record.';
+
+CREATE OR REPLACE FUNCTION @extschema@._rescuable_lease(
+    p_lease @extschema@.leases, p_dead uuid[], p_stale interval, p_now timestamptz,
+    OUT positions int8multirange, OUT error text)
+RETURNS record
+LANGUAGE sql STABLE PARALLEL SAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+    SELECT r.positions, r.error
+    FROM @extschema@._rescuable(
+        (p_lease).owner, (p_lease).claimed_at, (p_lease).deadline_at,
+        int8multirange(int8range((p_lease)."position", (p_lease)."position", '[]')), p_dead, p_stale, p_now) r
+$function$;
+COMMENT ON FUNCTION @extschema@._rescuable_lease(@extschema@.leases, uuid[], interval, timestamptz) IS
+    'Internal: the position of a moved attempt if it must be rescued, with the error to record.';
 
 CREATE OR REPLACE FUNCTION @extschema@._rescue_lease(
     p_batch bigint, p_position bigint, p_error text, p_now timestamptz)
@@ -172,6 +188,7 @@ DECLARE
     v_after timestamptz := @extschema@._last_rescue_pass(p_now);
     v_slot integer;
     v_found record;
+    v_now record;
     v_rescued bigint := 0;
 BEGIN
     PERFORM @extschema@._require_read_committed();
@@ -181,8 +198,12 @@ BEGIN
         LOOP
             CONTINUE WHEN NOT pg_try_advisory_xact_lock(@extschema@._lock_key('batch', v_found.batch_id));
             -- pause point: rescue
+            SELECT r.positions, r.error INTO v_now
+            FROM @extschema@._read_batch(v_slot, v_found.batch_id) b,
+                 LATERAL @extschema@._rescuable(
+                     b.owner, b.claimed_at, b.deadline_at, b.positions - b.closed, v_dead, v_stale, p_now) r;
             v_rescued := v_rescued + @extschema@._rescue_positions(v_slot, v_found.batch_id,
-                (@extschema@._to_list(v_found.positions))[:p_limit - v_rescued], v_found.error, p_now);
+                (@extschema@._to_list(v_now.positions))[:p_limit - v_rescued], v_now.error, p_now);
             IF v_rescued >= p_limit THEN
                 RETURN v_rescued;
             END IF;
@@ -206,22 +227,24 @@ SET search_path = pg_catalog, pg_temp
 AS $function$
 DECLARE
     v_found record;
+    v_now record;
     v_rescued bigint := 0;
 BEGIN
     FOR v_found IN
-        SELECT l.batch_id, l."position", r.error
-        FROM @extschema@.leases l,
-             LATERAL @extschema@._rescuable(
-                 l.owner, l.claimed_at, l.deadline_at, int8multirange(int8range(l."position", l."position", '[]')),
-                 p_dead, p_stale, p_now) r
+        SELECT l.batch_id, l."position"
+        FROM @extschema@.leases l, LATERAL @extschema@._rescuable_lease(l, p_dead, p_stale, p_now) r
         WHERE l.outcome IS NULL AND NOT isempty(r.positions)
         ORDER BY l.batch_id, l."position"
         LIMIT p_limit
     LOOP
         -- pause point: rescue_lease
         CONTINUE WHEN NOT pg_try_advisory_xact_lock(@extschema@._lock_key('batch', v_found.batch_id));
+        SELECT r.positions, r.error INTO v_now
+        FROM @extschema@._find_lease(v_found.batch_id, v_found."position") l,
+             LATERAL @extschema@._rescuable_lease(l, p_dead, p_stale, p_now) r;
+        CONTINUE WHEN isempty(v_now.positions);
         v_rescued := v_rescued
-            + @extschema@._rescue_lease(v_found.batch_id, v_found."position", v_found.error, p_now);
+            + @extschema@._rescue_lease(v_found.batch_id, v_found."position", v_now.error, p_now);
     END LOOP;
     RETURN v_rescued;
 END

@@ -10,7 +10,7 @@ import time
 import typing
 import uuid
 from collections.abc import Callable, Iterator
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 import psycopg
@@ -339,32 +339,6 @@ def test_a_load_with_a_bad_job_enqueues_nothing(
     with pytest.raises(error, match=message):
         client.load_jobs([{"kind": "k"}, job])
     assert client.load_jobs([{"kind": "k"}]) == client.queue_counts("default").available == 1
-
-
-@pytest.mark.parametrize(
-    ("run_at", "message"),
-    [
-        (datetime(2400, 1, 1), "run_at has no time zone"),
-        (date(2400, 1, 1), "run_at must be a datetime"),
-        ("2400-01-01", "run_at must be a datetime"),
-    ],
-)
-def test_a_time_without_zone_is_refused(client: awa.Client, run_at: Any, message: str) -> None:
-    with pytest.raises(awa.InvalidArgument, match=message):
-        client.insert_job("k", run_at=run_at)
-    with pytest.raises(awa.InvalidArgument, match="run_at has no time zone"):
-        client.insert_jobs([{"kind": "k"}, {"kind": "k", "run_at": datetime(2400, 1, 1)}])
-
-
-def test_an_aware_time_is_the_same_instant_everywhere(
-    database: Database, conn: psycopg.Connection
-) -> None:
-    conn.execute("SET TIME ZONE 'Asia/Kolkata'")
-    client = awa.Client(conn)
-    due = datetime.now(UTC) + timedelta(days=1)
-    one = client.insert_job("k", run_at=due).job_id
-    (two,) = client.insert_jobs([{"kind": "k", "run_at": due}])
-    assert client.job(one).run_at == client.job(two.job_id).run_at == due
 
 
 def test_one_bad_item_enqueues_nothing_and_is_named(client: awa.Client) -> None:

@@ -6,13 +6,17 @@ Leaves are truncated and refilled all the time and never analysed, so their stat
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 
+from conftest import Database
 from engine import (
     WORKER,
     claim,
@@ -142,6 +146,26 @@ def test_g8_a_claim_costs_the_same_at_any_backlog(
         )
     assert large_cost <= factor * small_cost
     assert max(looks + cancels) <= JOB_BUFFERS
+
+
+def cpu_seconds(conn: psycopg.Connection) -> float:
+    """What the server process of a connection has used so far."""
+    fields = Path(f"/proc/{conn.info.backend_pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+# Broken by looks into an array by number (_insert_parsed): a session's first plans hold it as a
+# constant, and each look walks from its start. It took twelve times as long.
+def test_g8_a_job_of_a_large_call_costs_what_one_of_a_small_call_costs(database: Database) -> None:
+    costs = []
+    for size in (1000, 16_000):
+        jobs = Jsonb([{"kind": "k", "args": n, "queue": f"q{n % 3}"} for n in range(size)])
+        with database.connect() as conn:
+            before = cpu_seconds(conn)
+            for _ in range(16_000 // size):
+                conn.execute("SELECT FROM awa.insert_jobs(%s)", [jobs])
+            costs.append(cpu_seconds(conn) - before)
+    assert costs[1] <= 2 * costs[0], costs
 
 
 # Broken by leaving out "enable_bitmapscan = off" (and "enable_seqscan = off") of _see_rows.

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import random
-from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from threading import Barrier
 from time import monotonic
 from typing import Any
 
@@ -63,64 +60,6 @@ def state(conn: psycopg.Connection, job_id: int) -> str:
 
 def make_due(conn: psycopg.Connection) -> None:
     conn.execute("UPDATE awa.deferred_jobs SET run_at = clock_timestamp()")
-
-
-# Broken by a look for the key without the index that decides, by an answer that does not wait for
-# the first one's commit, and by a takeover that does not ask whether the claim is still the same.
-@pytest.mark.parametrize("rolling_back", [0, SESSIONS // 3])
-@pytest.mark.parametrize("takeover", [False, True])
-def test_fifty_sessions_insert_one_job_and_all_are_told_which(
-    database: Database, conn: psycopg.Connection, rolling_back: int, takeover: bool
-) -> None:
-    start = Barrier(SESSIONS)
-    if takeover:
-        unique(conn, "one", states=NARROW)
-        assert len(claim(conn)) == 1
-
-    def session(number: int) -> Answer | None:
-        with database.connect(autocommit=False) as mine:
-            mine.execute("SELECT 1")
-            mine.rollback()
-            start.wait()
-            answer = unique(mine, "one", states=NARROW)
-            if number < rolling_back:
-                mine.rollback()
-                return None
-            mine.commit()
-            return answer
-
-    with ThreadPoolExecutor(SESSIONS) as pool:
-        answers = [a for a in pool.map(session, range(SESSIONS)) if a is not None]
-    assert len(answers) == SESSIONS - rolling_back
-    assert Counter(a.duplicate for a in answers)[False] == 1
-    [job_id] = {a.job_id for a in answers}
-    tick(conn, "promote")  # it was deferred if its lane was being made by another session
-    assert [attempt.job_id for attempt in claim_all(conn)] == [job_id]
-
-
-def test_the_second_insert_waits_for_the_first_ones_end(
-    database: Database, conn: psycopg.Connection
-) -> None:
-    for ends_by in ("commit", "rollback"):
-        with database.connect(autocommit=False) as first, ThreadPoolExecutor(1) as pool:
-            mine = unique(first, ends_by)
-            with database.connect() as second:
-                waiting = pool.submit(unique, second, ends_by)
-                assert wait_until_blocked(conn, second) == [first.info.backend_pid]
-                getattr(first, ends_by)()
-                answer = waiting.result(WAIT_SECONDS)
-        assert answer.duplicate == (ends_by == "commit")
-        assert (answer.job_id == mine.job_id) == (ends_by == "commit")
-
-
-def test_a_lock_timeout_is_a_clean_error(database: Database, conn: psycopg.Connection) -> None:
-    conn.execute("SET lock_timeout = '50ms'")
-    with database.connect(autocommit=False) as first:
-        unique(first, "one")
-        with pytest.raises(psycopg.errors.LockNotAvailable):
-            unique(conn, "one")
-        first.rollback()
-    assert not unique(conn, "one").duplicate
 
 
 def test_a_snapshot_that_cannot_see_the_holder_is_refused(
@@ -229,75 +168,6 @@ def test_a_retry_does_not_wait_for_a_producer_of_its_key(
     else:
         assert state(conn, mine.job_id) == "available"
         assert unique(conn, "one", states=NARROW).job_id == mine.job_id
-
-
-# Case b06. Broken by taking keys in the order of the call.
-def test_batches_that_share_keys_do_not_deadlock(
-    database: Database, conn: psycopg.Connection
-) -> None:
-    sessions, rounds, size, keys = 6, 12, 60, 80
-
-    def session(seed: int) -> int:
-        chance = random.Random(seed)
-        inserted = 0
-        with database.connect() as mine:
-            for _ in range(rounds):
-                jobs = [
-                    {
-                        "kind": "k",
-                        "args": chance.randrange(keys),
-                        "queue": f"q{chance.randrange(5)}",
-                        "priority": chance.randint(1, 4),
-                        "opts": {"unique": {}},
-                    }
-                    for _ in range(size)
-                ]
-                rows = mine.execute(
-                    "SELECT job_id, duplicate FROM awa.insert_jobs(%s)", [Jsonb(jobs)]
-                ).fetchall()
-                assert len(rows) == size
-                by_args = {
-                    (job["args"], job_id) for job, (job_id, _) in zip(jobs, rows, strict=True)
-                }
-                assert len(by_args) == len({args for args, _ in by_args})
-                inserted += sum(not duplicate for _, duplicate in rows)
-                # Ended jobs free their keys, so that there are takeovers too.
-                for queue in range(5):
-                    items = [a.item("fail") for a in claim(mine, f"q{queue}", 5)]
-                    assert set(finish(mine, items)) <= {"done"}
-        return inserted
-
-    with ThreadPoolExecutor(sessions) as pool:
-        inserted = sum(pool.map(session, range(sessions)))
-    tick(conn, "promote")  # jobs whose lane was being made by another session
-    assert inserted == sum(len(claim_all(conn, f"q{queue}")) for queue in range(5)) + value(
-        conn, "SELECT sum(c.failed) FROM generate_series(0, 4) q, awa.queue_counts('q' || q) c"
-    )
-    assert value(conn, "SELECT count(*) FROM awa.job_unique_claims") <= keys
-
-
-# Broken by inserting the rows of a load as they come.
-def test_loads_that_share_keys_do_not_deadlock(
-    database: Database, conn: psycopg.Connection
-) -> None:
-    sessions, rounds, size, keys = 4, 3, 700, 500  # some portions each
-
-    def session(seed: int) -> None:
-        chance = random.Random(seed)
-        with awa.Client(database.dsn) as client:
-            for _ in range(rounds):
-                jobs = [
-                    {"kind": "k", "args": chance.randrange(keys), "opts": {"unique": {}}}
-                    for _ in range(size)
-                ]
-                assert client.load_jobs(jobs) == size
-
-    insert(conn)  # the lane
-    with ThreadPoolExecutor(sessions) as pool:
-        list(pool.map(session, range(sessions)))
-    counts = "SELECT count(*), count(DISTINCT args) FROM awa.jobs WHERE kind = 'k'"
-    [(jobs, distinct)] = conn.execute(counts + " AND jsonb_typeof(args) = 'number'").fetchall()
-    assert jobs == distinct
 
 
 def test_a_load_of_100_000_jobs_is_one_transaction(conn: psycopg.Connection) -> None:

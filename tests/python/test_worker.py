@@ -456,25 +456,6 @@ def test_arguments_that_do_not_fit_fail_the_job_at_once(
         assert info.errors[-1]["error"] == f"arguments do not fit: {message}"
 
 
-def test_an_unknown_kind_is_handed_back_without_an_attempt(
-    database: Database, client: awa.Client
-) -> None:
-    seen: list[int] = []
-    client.insert_many("unknown", [{}] * 100)
-    known = client.insert_many("known", [{"i": i} for i in range(10)])
-
-    async def scenario(worker: awa.Worker) -> None:
-        await until(ended(client, *known))
-        await until(idle(client))
-
-    work(database, {"known": lambda i: seen.append(i)}, scenario, queues={"default": 20})
-    assert sorted(seen) == list(range(10))
-    counts = client.queue_counts("default")
-    assert counts.completed == 10
-    assert counts.failed == counts.cancelled == 0
-    assert counts.scheduled + counts.retryable == 100
-
-
 def test_a_timeout_is_a_failure_that_is_retried(database: Database, client: awa.Client) -> None:
     handlers = awa.Handlers()
     attempts: list[int] = []

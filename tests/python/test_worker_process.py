@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
 import signal
 import subprocess
 import sys
@@ -13,7 +12,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,74 +77,6 @@ def quick_rescue(client: awa.Client, seconds: int) -> None:
 
 
 # Shutdown
-
-
-def test_a_worker_stopped_by_sigterm_loses_and_repeats_nothing(
-    database: Database, client: awa.Client, conn: psycopg.Connection
-) -> None:
-    jobs = client.insert_many("quick", [{}] * 1000)
-    for _ in range(2):
-        with process(database, queues={"default": 20}) as worker:
-            before = len(marks(conn, "end"))
-            until(partial(has_more, conn, before + 50))
-            worker.send_signal(signal.SIGTERM)
-            assert worker.wait(20) == 0
-        counts = client.queue_counts("default")
-        assert counts.running == 0
-        assert counts.completed == len(marks(conn, "end"))
-    with process(database, queues={"default": 50}):
-        until(lambda: client.queue_counts("default").completed == 1000, 30)
-    assert marks(conn, "end") == sorted((job_id, 1) for job_id in jobs)
-
-
-def test_running_handlers_end_within_the_grace_period_and_can_be_cancelled(
-    database: Database, client: awa.Client, conn: psycopg.Connection
-) -> None:
-    quick_rescue(client, 2)
-    jobs = [
-        client.insert_job(kind, {"seconds": 4}).job_id
-        for kind in ("async_sleep", "thread_sleep", "async_sleep", "thread_sleep")
-    ]
-    with process(database, grace=30) as worker:
-        until(lambda: len(marks(conn, "start")) == 4)
-        worker.send_signal(signal.SIGTERM)
-        time.sleep(0.5)
-        late = client.insert_job("quick").job_id
-        assert client.cancel_job(jobs[1]) == "cancelled_running"
-        until(lambda: marks(conn, "cancelled") == [(jobs[1], 1)], 3)
-        assert worker.wait(20) == 0
-    assert [client.job(job_id).state for job_id in jobs] == [
-        "completed",
-        "cancelled",
-        "completed",
-        "completed",
-    ]
-    assert marks(conn, "start") == sorted((job_id, 1) for job_id in jobs)
-    assert client.job(late).state == "available"
-
-
-@pytest.mark.parametrize("by", ["grace", "second signal"])
-def test_unfinished_attempts_are_handed_back_when_the_worker_does_not_wait(
-    database: Database, client: awa.Client, conn: psycopg.Connection, by: str
-) -> None:
-    asynchronous = client.insert_job("async_sleep", {"seconds": 60}).job_id
-    thread = client.insert_job("thread_sleep", {"seconds": 60}).job_id
-    with process(database, grace=0.5 if by == "grace" else 60) as worker:
-        until(lambda: len(marks(conn, "start")) == 2)
-        worker.send_signal(signal.SIGTERM)
-        start = time.monotonic()
-        if by == "second signal":
-            time.sleep(0.5)
-            worker.send_signal(signal.SIGTERM)
-        # The thread cannot be stopped, and does not keep the process alive.
-        assert worker.wait(10) == 1
-        assert time.monotonic() - start < 5
-    info = client.job(asynchronous)
-    assert info.state in {"retryable", "scheduled", "available"}
-    assert info.errors[-1]["error"] == "worker shut down"
-    assert client.job(thread).state == "running"
-    with process(database):
-        until(lambda: (asynchronous, 2) in marks(conn, "start"))
 
 
 def test_a_thread_that_outlives_its_worker_keeps_its_lease(
@@ -298,43 +228,6 @@ def test_the_jobs_of_a_killed_worker_run_again(
     assert {(i.state, i.attempt, i.run_lease) for i in infos} == {("completed", 2, 2)}
 
 
-@pytest.mark.parametrize(("kind", "count"), [("block_the_loop", 1), ("compute", 16)])
-def test_a_handler_that_blocks_the_interpreter_keeps_its_lease(
-    database: Database, client: awa.Client, conn: psycopg.Connection, kind: str, count: int
-) -> None:
-    quick_rescue(client, 2)
-    jobs = client.insert_many(kind, [{"seconds": 6}] * count)
-    # Claimed with the first ones, they wait in a loop that is blocked.
-    others = client.insert_many("quick", [{}] * 20)
-    with (
-        process(database, queues={"default": count + 20}),
-        process(database, queues={"nothing": 1}),
-    ):
-        until(lambda: len(marks(conn, "end")) == count + 20, 40)
-    assert marks(conn, "start") == sorted((job_id, 1) for job_id in jobs)
-    assert marks(conn, "end") == sorted((job_id, 1) for job_id in jobs + others)
-    assert {client.job(job_id).state for job_id in jobs} <= {"completed", "running"}
-
-
-def test_a_stopped_process_goes_on_after_its_jobs_were_rescued(
-    database: Database, client: awa.Client, conn: psycopg.Connection
-) -> None:
-    quick_rescue(client, 2)
-    job_id = client.insert_job("async_sleep", {"seconds": 1}).job_id
-    with process(database) as worker:
-        until(lambda: marks(conn, "start") == [(job_id, 1)])
-        worker.send_signal(signal.SIGSTOP)
-        with process(database):
-            until(lambda: client.job(job_id).state == "completed", 30)
-        worker.send_signal(signal.SIGCONT)
-        until(lambda: (job_id, 1) in marks(conn, "end"))
-        another = client.insert_job("quick").job_id
-        until(lambda: client.job(another).state == "completed")
-        assert worker.poll() is None
-    info = client.job(job_id)
-    assert (info.state, info.run_lease) == ("completed", 2)
-
-
 # Connections
 
 
@@ -349,45 +242,6 @@ def backends(conn: psycopg.Connection, role: str = "") -> list[int]:
             [f"awa {role}%"],
         )
     ]
-
-
-@pytest.mark.parametrize("role", ["listener", "claim", "finish", "heartbeat", ""])
-def test_a_worker_reconnects_when_the_server_ends_its_sessions(
-    database: Database,
-    client: awa.Client,
-    conn: psycopg.Connection,
-    role: str,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    client.set_setting("idle_poll_ms", "60000")
-    caplog.set_level(logging.INFO, "awa")
-
-    async def handler() -> None:
-        await asyncio.sleep(0)
-
-    async def end_of(job_id: int) -> None:
-        while client.job(job_id).state != "completed":
-            await asyncio.sleep(0.005)
-
-    async def scenario() -> None:
-        async with awa.Worker(database.dsn, {"k": handler}) as worker:
-            await end_of(client.insert_job("k").job_id)
-            await asyncio.sleep(1)
-            count = len(backends(conn))
-            assert count == 5
-            for pid in backends(conn, role):
-                conn.execute("SELECT pg_terminate_backend(%s)", [pid])
-            await asyncio.wait_for(end_of(client.insert_job("k").job_id), 3)
-            await asyncio.sleep(1.5)
-            assert len(backends(conn)) == count
-            # The wake-up works again, with the poll far away.
-            start = time.monotonic()
-            await asyncio.wait_for(end_of(client.insert_job("k").job_id), 1)
-            assert time.monotonic() - start < 1
-            assert worker.is_ready
-
-    asyncio.run(scenario())
-    assert len(caplog.records) < 20
 
 
 def test_no_answer_is_read_as_an_empty_queue_under_hostile_defaults(

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import json
 import sys
 import threading
 import time
+from pathlib import Path
 
 import psycopg
+from psycopg_pool import ConnectionPool
 
 import awa
 
@@ -72,10 +75,65 @@ def compute(job: awa.Job, seconds: float) -> None:
 
 
 @handlers.task()
+def take_the_pool(job: awa.Job, seconds: float) -> None:
+    """Keep every connection of the application's pool."""
+    with ConnectionPool(DSN, min_size=4, max_size=4) as pool, contextlib.ExitStack() as taken:
+        for _ in range(4):
+            taken.enter_context(pool.connection())
+        record(job, "start")
+        time.sleep(seconds)
+        record(job, "end")
+
+
+@handlers.task()
+def hold_the_gil(job: awa.Job, until: str) -> None:
+    """Call C code that lets no other thread run until a file exists, and look at the lease."""
+    record(job, "start")
+    if job.attempt == 1:
+        command = f"until test -e {until}; do sleep 0.05; done"
+        ctypes.PyDLL(None).system(command.encode())
+        look_at_the_lease(job)
+    record(job, "end")
+
+
+@handlers.task()
+def wait_for_file(job: awa.Job, until: str) -> None:
+    """Wait for a file, and look at the lease."""
+    record(job, "start")
+    if job.attempt == 1:
+        while not Path(until).exists():
+            time.sleep(0.01)
+        look_at_the_lease(job)
+    record(job, "end")
+
+
+def look_at_the_lease(job: awa.Job) -> None:
+    """Ask the database by a call, and then the flag."""
+    if not job.set_progress({"late": True}):
+        record(job, "not current")
+    if job.lease_lost:
+        record(job, "lease lost")
+
+
+@handlers.task()
 async def quick(job: awa.Job) -> None:
     """Mark and end."""
     await asyncio.sleep(0.001)
     await asyncio.to_thread(record, job, "end")
+
+
+@handlers.task()
+async def fail_once(job: awa.Job) -> None:
+    """Need a second attempt."""
+    await asyncio.to_thread(record, job, "start")
+    if job.attempt == 1:
+        raise ValueError("once")
+
+
+@handlers.task()
+async def tell_the_time(job: awa.Job) -> None:
+    """Say what this process takes for the time."""
+    await asyncio.to_thread(record, job, f"time {time.time()}")
 
 
 @handlers.task()

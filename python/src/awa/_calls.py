@@ -1,6 +1,7 @@
 """Statement, parameters and row type of each SQL function; no I/O.
 
-Arguments left at None are not sent, so that the defaults stay in SQL.
+Arguments left at None are not sent, so that the defaults stay in SQL. Only the args of a job may be
+None in earnest, JSON null; left out they are NO_ARGS.
 """
 
 from __future__ import annotations
@@ -11,17 +12,19 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
-from typing import Generic, TypeVar, cast
+from types import MappingProxyType
+from typing import Final, Generic, TypeVar, cast
 from uuid import UUID
 
 from . import models
-from ._codec import dump_json
-from .errors import InvalidArgument
+from ._codec import MAX_LIST_BYTES, check_text, dump_json
+from .errors import InvalidArgument, LimitExceeded
 from .models import Json
 
 T = TypeVar("T")
 Options = Mapping[str, Json]
 DEFAULT_SCHEMA = "awa"
+NO_ARGS: Final = cast(Json, MappingProxyType[str, Json]({}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,9 @@ def _columns(row_type: Hashable) -> str:
 
 def _call(schema: str, name: str, row_type: type[T], params: Mapping[str, object]) -> Call[T]:
     given = {key: value for key, value in params.items() if value is not None}
+    for key, value in given.items():
+        if isinstance(value, str) and key not in _CASTS:
+            check_text(value, key)
     # Quoted, since "position" is a keyword.
     arguments = ", ".join(f'"{key}" => %({key})s{_CASTS.get(key, "")}' for key in given)
     columns = _columns(cast(Hashable, row_type))
@@ -98,7 +104,7 @@ def aware(value: datetime | None, field: str) -> datetime | None:
 
 def insert_job(
     kind: str,
-    args: Json = None,
+    args: Json = NO_ARGS,
     *,
     queue: str | None = None,
     priority: int | None = None,
@@ -114,7 +120,7 @@ def insert_job(
         models.InsertResult,
         {
             "kind": kind,
-            "args": _json(args, "args"),
+            "args": None if args is NO_ARGS else dump_json(args, "args"),
             "queue": queue,
             "priority": priority,
             "max_attempts": max_attempts,
@@ -537,8 +543,8 @@ def _as_datetime(value: object) -> datetime | None:
 def _json_items(items: Sequence[Json], field: str) -> str:
     # One by one, so that an error names the item.
     try:
-        return dump_json(list(items), field)
-    except InvalidArgument:
+        return dump_json(list(items), field, MAX_LIST_BYTES)
+    except (InvalidArgument, LimitExceeded):
         for index, item in enumerate(items):
             dump_json(item, f"{field}[{index}]")
         raise

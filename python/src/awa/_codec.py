@@ -12,8 +12,13 @@ from pathlib import PurePath
 from typing import Any
 from uuid import UUID
 
-from .errors import InvalidArgument
+from .errors import InvalidArgument, LimitExceeded
 from .models import Json
+
+# The most that args_max_bytes can allow; what is larger need not be sent to be refused.
+MAX_BYTES = 67_108_864
+# The most that a jsonb of the database holds.
+MAX_LIST_BYTES = 268_435_455
 
 
 def _default(value: object) -> Json:
@@ -43,11 +48,11 @@ _encoder = json.JSONEncoder(
 )
 
 
-def dump_json(value: Json, field: str) -> str:
+def dump_json(value: Json, field: str, most: int = MAX_BYTES) -> str:
     """JSON text of a value; a value that PostgreSQL could not store is refused by field name."""
     try:
         text = _encoder.encode(value)
-        text.encode()
+        size = len(text) if text.isascii() else len(text.encode())
     except UnicodeEncodeError as error:
         raise InvalidArgument(
             f"{field} holds a lone surrogate, which is not valid text",
@@ -58,6 +63,11 @@ def dump_json(value: Json, field: str) -> str:
             f"{field} cannot be written as JSON: {error}",
             hint="Use None, bool, int, finite float, str, list, dict, or a dataclass of those.",
         ) from error
+    if size > most:
+        raise LimitExceeded(
+            f"{field} has {size} bytes as JSON, the most is {most}",
+            hint="Store large data elsewhere and enqueue a reference to it, or insert in portions.",
+        )
     # The escape may also stand behind an escaped backslash; only then the slow look is needed.
     if "\\u0000" in text and _has_nul(value):
         raise InvalidArgument(
@@ -79,6 +89,23 @@ def _walk_nul(value: Any) -> bool:
     if isinstance(value, list):
         return any(map(_walk_nul, value))
     return False
+
+
+def check_text(text: str, field: str) -> str:
+    """The text, refused by field name when PostgreSQL could not store it."""
+    if "\0" in text:
+        raise InvalidArgument(
+            f"{field} holds a NUL character, which PostgreSQL cannot store",
+            hint="Leave it out.",
+        )
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(
+            f"{field} holds a lone surrogate, which is not valid text",
+            hint="Decode bytes with errors='replace'.",
+        ) from error
+    return text
 
 
 def clean_text(text: str, limit: int) -> str:

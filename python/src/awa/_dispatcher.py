@@ -29,7 +29,7 @@ from ._results import (
     unfinished,
 )
 from ._session import Backoff, logger
-from .errors import InvalidArgument
+from .errors import InvalidArgument, LimitExceeded
 from .handlers import Task
 from .job import ARGS, BATCH_ID, CLAIM_SLOT, FINISHED, KIND, POSITION, RUNNING, WAITING, Job, Row
 from .models import Json
@@ -509,7 +509,7 @@ class Dispatcher:
         finisher = self.worker.finisher
         try:
             dump_json(value, "result")
-        except InvalidArgument as error:
+        except (InvalidArgument, LimitExceeded) as error:
             if task.defaults.keep_result:
                 finisher.put(job, failure(str(error), "invalid_result"))
                 return

@@ -16,7 +16,7 @@ from ._codec import dump_json
 from ._results import failure, not_completed
 from ._session import AsyncSession, Backoff, Outage
 from ._statements import Statements, int_array
-from .errors import InvalidArgument, is_transient
+from .errors import InvalidArgument, LimitExceeded, is_transient
 from .job import FINISHED, POSITION, Job
 from .models import Json
 
@@ -26,7 +26,7 @@ MAX_BATCHES = 64
 MAX_ITEMS = 500
 MAX_BYTES = 8 * 1024 * 1024
 # More than any setting lets the database take; it would hold up other results to try.
-MAX_ITEM_LENGTH = 72 * 1024 * 1024
+MAX_ITEM_BYTES = 72 * 1024 * 1024
 _BUSY_FIRST = 0.005
 _BUSY_MOST = 0.25
 
@@ -57,8 +57,6 @@ class Item:
     ) -> None:
         self.job = job
         self.text = outcome_json(job, outcome)
-        if len(self.text) > MAX_ITEM_LENGTH:
-            raise InvalidArgument(f"the outcome has {len(self.text)} characters")
         self.outcome = outcome
         # What to send when the outcome is refused; by default a failure.
         self.fallback = fallback
@@ -85,6 +83,7 @@ def outcome_json(job: Job, outcome: dict[str, Json]) -> str:
             **outcome,
         },
         "outcome",
+        MAX_ITEM_BYTES,
     )
 
 
@@ -157,7 +156,7 @@ class Finisher:
         job._state = FINISHED
         try:
             item = Item(job, outcome, is_check=check, fallback=fallback)
-        except InvalidArgument as error:
+        except (InvalidArgument, LimitExceeded) as error:
             logger.error("the outcome of %r was refused: %s", job, error)
             outcome = fallback or failure(str(error), "invalid_outcome")
             item = Item(job, outcome, is_check=check)

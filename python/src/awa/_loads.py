@@ -8,7 +8,7 @@ from itertools import islice
 from typing import cast
 
 from ._calls import aware, quote_schema
-from ._codec import dump_json
+from ._codec import check_text, dump_json
 from .errors import InvalidArgument
 from .models import Json
 
@@ -62,7 +62,7 @@ def _text(value: Json, index: int, field: str) -> str | None:
             f"jobs[{index}].{field} must be a string without NUL, not {value!r:.100}",
             hint="Give a name of 1 to 200 characters.",
         )
-    return value
+    return None if value is None else check_text(value, f"jobs[{index}].{field}")
 
 
 def _integer(value: Json, index: int, field: str) -> int | None:

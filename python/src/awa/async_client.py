@@ -16,7 +16,7 @@ from psycopg_pool import AsyncConnectionPool
 
 from . import _calls, _loads, models
 from ._adapters import AsyncCallerConnection, fetch_async, is_async_foreign
-from ._calls import Call, Options
+from ._calls import NO_ARGS, Call, Options
 from ._pooler import PREPARED_ELSEWHERE, Preparing, is_pooled
 from .client import (
     ASK_CONNECTION,
@@ -90,7 +90,7 @@ class AsyncClient:
     async def insert_job(
         self,
         kind: str,
-        args: Json = None,
+        args: Json = NO_ARGS,
         *,
         queue: str | None = None,
         priority: int | None = None,

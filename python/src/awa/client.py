@@ -16,7 +16,7 @@ from psycopg_pool import ConnectionPool
 
 from . import _calls, _loads, models
 from ._adapters import CallerConnection, fetch, is_foreign
-from ._calls import Call, Options
+from ._calls import NO_ARGS, Call, Options
 from ._pooler import PREPARED_ELSEWHERE, Preparing, is_pooled
 from .errors import SerializationFailure, translated
 from .models import Json
@@ -88,7 +88,7 @@ class Client:
     def insert_job(
         self,
         kind: str,
-        args: Json = None,
+        args: Json = NO_ARGS,
         *,
         queue: str | None = None,
         priority: int | None = None,

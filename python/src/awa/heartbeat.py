@@ -70,6 +70,11 @@ class Heartbeat:
         self._wake.set()
 
     @property
+    def is_connected(self) -> bool:
+        """Whether the last beat found its connection good."""
+        return self._conn is not None
+
+    @property
     def age(self) -> float:
         """Seconds since the last beat that the database took."""
         return time.monotonic() - self._last_beat

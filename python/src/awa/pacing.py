@@ -10,6 +10,7 @@ from datetime import datetime
 from functools import partial
 from typing import TypeVar
 
+from ._calls import NO_ARGS
 from .async_client import AsyncClient
 from .client import Client
 from .errors import Backpressure
@@ -85,7 +86,7 @@ class PacedProducer(_Pace):
     def insert_job(
         self,
         kind: str,
-        args: Json = None,
+        args: Json = NO_ARGS,
         *,
         max_attempts: int | None = None,
         run_at: datetime | None = None,
@@ -158,7 +159,7 @@ class AsyncPacedProducer(_Pace):
     async def insert_job(
         self,
         kind: str,
-        args: Json = None,
+        args: Json = NO_ARGS,
         *,
         max_attempts: int | None = None,
         run_at: datetime | None = None,

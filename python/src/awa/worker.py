@@ -263,6 +263,7 @@ class Worker:
             self._is_running
             and not self.stopping.is_set()
             and self._claims.is_connected
+            and self.heartbeat.is_connected
             and self.heartbeat.age < NOT_READY_AFTER_SECONDS
         )
 
