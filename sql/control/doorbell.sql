@@ -68,9 +68,11 @@ AS $function$
 DECLARE
     v_flag regclass := @extschema@._doorbell(p_queue);
     v_until bigint := ceil(extract(epoch FROM p_until) * 1000);
+    c_longest constant bigint := 60500;
 BEGIN
-    -- Never shorten another sleeper's flag.
-    IF coalesce(pg_sequence_last_value(v_flag), 0) < v_until THEN
+    -- Never shorten another sleeper's flag; but one further ahead than anybody sleeps is from before the clock was set
+    -- back, and would let producers notify nobody all that time.
+    IF coalesce(pg_sequence_last_value(v_flag), 0) NOT BETWEEN v_until AND v_until + c_longest THEN
         PERFORM setval(v_flag, v_until);
     END IF;
 END
