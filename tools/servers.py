@@ -26,7 +26,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import NoReturn, Self
 
 REPO = Path(__file__).resolve().parent.parent
 BUILD = REPO / "build"
@@ -343,17 +343,39 @@ class Cluster:
         self._spawn([*self._make_data(), "-D", str(data)]).wait()
         for _ in range(3):  # another process may take the free port before we do
             self.port = free_port()
-            settings = self.options | {
-                "listen_addresses": "127.0.0.1",
-                "port": str(self.port),
-                "unix_socket_directories": str(self.directory),
-            }
-            arguments = [
-                word for name, value in settings.items() for word in ("-c", f"{name}={value}")
-            ]
-            self._process = self._spawn(["postgres", "-D", str(data), *arguments])
-            if self._wait_until_ready():
+            if self._launch():
                 return
+        self._refuse()
+
+    def restart(self, seconds: float = 30) -> None:
+        """Start again on the same files and port, after the server was lost."""
+        end = time.monotonic() + seconds
+        while not self._launch():  # what is left of the old server may hold its memory for a while
+            if time.monotonic() > end:
+                self._refuse()
+
+    @property
+    def pid(self) -> int:
+        """The postmaster's process id."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether there is a postmaster."""
+        return self._process is not None and self._process.poll() is None
+
+    def _launch(self) -> bool:
+        settings = self.options | {
+            "listen_addresses": "127.0.0.1",
+            "port": str(self.port),
+            "unix_socket_directories": str(self.directory),
+        }
+        arguments = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
+        self._process = self._spawn(["postgres", "-D", str(self.directory / "data"), *arguments])
+        return self._wait_until_ready()
+
+    def _refuse(self) -> NoReturn:
         text = self.log_file.read_text(errors="replace")
         raise RuntimeError(f"PostgreSQL {self.tree.version} did not start:\n{text[-4000:]}")
 
