@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,7 +27,7 @@ from race import supervisor
 from race.actors import SLOTS, Board
 from race.ledger import Effect, Insert
 from race.supervisor import fork, unfinished
-from tools.faketime import FakeClock
+from tools.faketime import CACHE_SECONDS, FakeClock
 from tools.servers import Cluster, cluster_directories, ensure_tree, own_directory
 
 ROLES: dict[str, tuple[type[Producer | Claimer | Ticker], int]] = {
@@ -38,7 +39,7 @@ WORKERS = 2
 DATABASE = "storm"
 # Nothing that was answered may be lost with a process; pages may be torn by SIGKILL.
 OPTIONS = {"synchronous_commit": "on", "full_page_writes": "on", "restart_after_crash": "on"}
-SETTINGS = {**supervisor.SETTINGS, "heartbeat_seconds": 0.5, "staleness_seconds": 3}
+SETTINGS = {**supervisor.SETTINGS, "heartbeat_seconds": 0.5, "staleness_seconds": 2}
 MEGABYTES = {"full disk": 160, "full WAL": 64}
 DRAIN_SECONDS = 60
 SERVER_SECONDS = 30
@@ -178,6 +179,7 @@ class Storm:
         assert self.clock
         self.replace_worker(random.Random(offset))
         self.clock.set(offset)
+        self.pause(CACHE_SECONDS + 0.1)
         with self.connect() as conn:
             left = {batch for (batch,) in conn.execute(OPEN)}
             self.expect_progress(conn)
@@ -353,6 +355,7 @@ def run(kind: str, directory: Path, seed: int, seconds: float) -> dict[str, obje
         else:
             cluster = Cluster(tree, OPTIONS)
         stack.enter_context(cluster)
+        stack.callback(lambda: shutil.copy(cluster.log_file, directory / "server.log"))
         dsn = make_conninfo(cluster.dsn, dbname=DATABASE)
         stage = Stage(dsn, directory, seed, Board(), time.monotonic())
         storm = Storm(cluster, stage, clock, disk)
