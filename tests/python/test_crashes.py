@@ -52,12 +52,12 @@ def dsn(crashing: Cluster) -> str:
     return dsn
 
 
-def kill(dsn: str, role: str) -> None:
+def kill(cluster: Cluster, dsn: str, role: str) -> None:
     """Kill one backend, by what its session is called, as soon as there is one."""
     wait_for(lambda: backend(dsn, role))
     pid = backend(dsn, role)
     assert pid
-    kill_backend(dsn, pid)
+    kill_backend(cluster, dsn, pid)
 
 
 def backend(dsn: str, role: str) -> int | None:
@@ -89,20 +89,20 @@ HOWS: tuple[plays.How, ...] = ("cancel", "terminate")
 
 def test_a_statement_may_end_by_force_at_any_point(crashing: Cluster) -> None:
     with new_database(crashing.dsn, "scenes", template=ENGINE) as dsn:
-        plays.play_scenes(dsn, [(name, how) for how in HOWS for name in SCENES])
+        plays.play_scenes(crashing, dsn, [(name, how) for how in HOWS for name in SCENES])
 
 
 @pytest.mark.parametrize("scenes", [SHORT, pytest.param(SCENES, marks=pytest.mark.long)])
 def test_a_backend_may_be_killed_at_any_point(crashing: Cluster, scenes: Iterable[str]) -> None:
     with new_database(crashing.dsn, "scenes", template=ENGINE) as dsn:
-        plays.play_scenes(dsn, [(name, "kill") for name in scenes])
+        plays.play_scenes(crashing, dsn, [(name, "kill") for name in scenes])
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", [*range(1, 4), *range(KEY_SEED, KEY_SEED + 3)])
 def test_no_random_schedule_with_crashes_breaks_the_engine(crashing: Cluster, seed: int) -> None:
     with new_database(crashing.dsn, f"play_{seed}", template=ENGINE) as dsn:
-        done = plays.play_at_random(dsn, seed, steps=6000)
+        done = plays.play_at_random(crashing, dsn, seed, steps=6000)
     print(f"seed {seed}:", dict(done))
     assert min(done[how] for how in plays.HOWS) > 0
 
@@ -110,7 +110,7 @@ def test_no_random_schedule_with_crashes_breaks_the_engine(crashing: Cluster, se
 # What is not logged
 
 
-def test_claims_hints_and_doorbell_are_right_after_a_crash(dsn: str) -> None:
+def test_claims_hints_and_doorbell_are_right_after_a_crash(crashing: Cluster, dsn: str) -> None:
     flag = "SELECT coalesce(pg_sequence_last_value(awa._doorbell('default')), 0)"
     hint = "SELECT coalesce(max(pg_sequence_last_value(hint_seq)), 0) FROM awa.queue_lanes"
     ran: list[int] = []
@@ -122,7 +122,7 @@ def test_claims_hints_and_doorbell_are_right_after_a_crash(dsn: str) -> None:
         conn.execute("SELECT awa.claim_status('default', true)")
         assert value(conn, hint) > 0
         assert value(conn, flag) > 0
-        kill(dsn, "victim")
+        kill(crashing, dsn, "victim")
     with psycopg.connect(dsn, autocommit=True) as conn:
         assert (value(conn, hint), value(conn, flag)) == (0, 0)
         waiting = insert(conn)
@@ -134,7 +134,7 @@ def test_claims_hints_and_doorbell_are_right_after_a_crash(dsn: str) -> None:
         async with awa.Worker(dsn, {"k": lambda job: ran.append(job.id)}, grace=5):
             for role in ("awa listener", "awa claim", "awa heartbeat"):
                 await asyncio.to_thread(run_one)
-                await asyncio.to_thread(kill, dsn, role)
+                await asyncio.to_thread(kill, crashing, dsn, role)
             await asyncio.to_thread(run_one)
 
     def run_one() -> None:

@@ -61,7 +61,7 @@ def kill_backend(role: str, storm: Storm, _: random.Random) -> str:
     found = _backend(storm, role)
     if found is None:
         return ""
-    recovery.kill_backend(storm.stage.dsn, found[0])
+    recovery.kill_backend(storm.cluster, storm.stage.dsn, found[0])
     return f"kill -9 of the backend of {found[1]}"
 
 

@@ -21,6 +21,7 @@ from interleaver.actors import Actor
 from interleaver.ledger import Broken
 from interleaver.script import PAUSE_LOCK
 from interleaver.world import KEY_SEED, PERIOD, World
+from tools.servers import Cluster
 
 How = Literal["kill", "terminate", "cancel"]
 HOWS: tuple[How, ...] = get_args(How)
@@ -35,12 +36,12 @@ def pause_points() -> set[str]:
     return {"row"}.union(*(re.findall(r"^ *-- pause point: (\w+)$", t, re.M) for t in texts))
 
 
-def interrupt(world: World, victim: Actor, how: How) -> None:
+def interrupt(cluster: Cluster, world: World, victim: Actor, how: How) -> None:
     """End a suspended statement by force."""
     assert victim.thread
     world.log(f"{victim.name}: {how} at {victim.point}")
     if how == "kill":
-        crash(world, victim.pid)
+        crash(cluster, world, victim.pid)
         return
     call = f"SELECT pg_{how}_backend(%s)"
     world.query(call, victim.pid)
@@ -63,9 +64,9 @@ def expect(victim: Actor, sqlstate: str | None) -> None:
         raise Broken(f"{victim.name}: answered {answer!r}, not {sqlstate}")
 
 
-def crash(world: World, pid: int) -> None:
+def crash(cluster: Cluster, world: World, pid: int) -> None:
     """Kill a backend; then everybody connects again."""
-    kill_backend(world.dsn, pid)
+    kill_backend(cluster, world.dsn, pid)
     world.monitor.close()
     world.connect()
     for actor in world.actors:
@@ -76,18 +77,18 @@ def crash(world: World, pid: int) -> None:
         actor.connect()
 
 
-def play_scenes(dsn: str, course: Iterable[tuple[str, How]]) -> None:
+def play_scenes(cluster: Cluster, dsn: str, course: Iterable[tuple[str, How]]) -> None:
     """Play scenes, end their statements by force, and see at the end that all is as it was."""
     with World(dsn, KEY_SEED) as world:
         stage = Stage(world)
         for name, how in course:
             world.log(f"scene: {name}, {how}")
-            interrupt(world, stage.play(name), how)
+            interrupt(cluster, world, stage.play(name), how)
         stage.tidy()
         world.drain()
 
 
-def play_at_random(dsn: str, seed: int, steps: int) -> Counter[str]:
+def play_at_random(cluster: Cluster, dsn: str, seed: int, steps: int) -> Counter[str]:
     """Play, and end suspended statements by force now and then; return how often and how."""
     done = Counter[str]()
     with World(dsn, seed) as world:
@@ -101,6 +102,6 @@ def play_at_random(dsn: str, seed: int, steps: int) -> Counter[str]:
                 victim = world.random.choice(suspended)
                 how = world.random.choice(HOWS)
                 done[how] += 1
-                interrupt(world, victim, how)
+                interrupt(cluster, world, victim, how)
         world.drain()
     return done
