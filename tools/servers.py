@@ -278,6 +278,17 @@ def spawn(
         )
 
 
+def children(pid: int) -> list[int]:
+    """Processes that a process has started; those of a server are in sessions of their own."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            # The name, which is in parentheses, may hold anything.
+            if int(path.read_text().rpartition(")")[2].split()[1]) == pid:
+                found.append(int(path.parent.name))
+    return found
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -383,7 +394,10 @@ class Cluster:
     def kill(self) -> None:
         """Kill every process of the server at once, as when the machine is lost."""
         if self._process is not None:
-            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.send_signal(signal.SIGSTOP)  # so that it starts no further one
+            for pid in [*children(self._process.pid), self._process.pid]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             self._process.wait()
 
     def shut_down(self) -> None:

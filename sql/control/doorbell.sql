@@ -69,13 +69,15 @@ AS $function$
 DECLARE
     v_flag regclass := @extschema@._doorbell(p_queue);
     v_until bigint := ceil(extract(epoch FROM p_until) * 1000);
-    -- Never shorten another sleeper's flag.
-    v_steps numeric := ceil((v_until - coalesce(pg_sequence_last_value(v_flag), 0)) / 500.0);
+    c_longest constant bigint := 60500;
+    v_ahead bigint := v_until - coalesce(pg_sequence_last_value(v_flag), 0);
 BEGIN
-    IF v_steps > 32 THEN
+    -- Never shorten another sleeper's flag; but one further ahead than anybody sleeps is from before the clock was set
+    -- back, and would let producers notify nobody all that time.
+    IF v_ahead NOT BETWEEN -c_longest AND 16000 THEN
         PERFORM setval(v_flag, v_until);
-    ELSIF v_steps > 0 THEN
-        PERFORM nextval(v_flag) FROM generate_series(1, v_steps);
+    ELSIF v_ahead > 0 THEN
+        PERFORM nextval(v_flag) FROM generate_series(1, ceil(v_ahead / 500.0));
     END IF;
 END
 $function$;

@@ -53,12 +53,15 @@ AS $function$
 DECLARE
     v_interval interval := @extschema@._setting_interval('heartbeat_seconds');
 BEGIN
-    -- Callers beat often to hear of cancellations; the row changes once an interval, or at once to end a suspicion.
+    -- Callers beat often to hear of cancellations; the row changes once an interval, or at once to end a suspicion. A
+    -- heartbeat that lies ahead is from before the clock was set back: it cannot be compared with what comes now.
     UPDATE @extschema@.runtime_instances i
-    SET heartbeat_before_at = i.heartbeat_at, held_before = i.held,
+    SET heartbeat_before_at = CASE WHEN i.heartbeat_at <= p_now THEN i.heartbeat_at END,
+        held_before = CASE WHEN i.heartbeat_at <= p_now THEN i.held END,
         heartbeat_at = p_now, held = p_held, suspect_at = NULL
     WHERE i.instance_id = p_instance
-      AND (i.heartbeat_at IS NULL OR i.suspect_at IS NOT NULL OR i.heartbeat_at <= p_now - v_interval);
+      AND (i.heartbeat_at IS NULL OR i.suspect_at IS NOT NULL
+           OR i.heartbeat_at <= p_now - v_interval OR i.heartbeat_at > p_now);
     IF NOT FOUND THEN
         PERFORM pg_advisory_xact_lock(@extschema@._instance_key(p_instance));
         INSERT INTO @extschema@.runtime_instances (instance_id, info, started_at, heartbeat_at, held)
@@ -73,9 +76,11 @@ COMMENT ON FUNCTION @extschema@._record_heartbeat(uuid, int8multirange, timestam
 CREATE OR REPLACE FUNCTION @extschema@._is_live(p_heartbeat_at timestamptz, p_now timestamptz)
 RETURNS boolean
 LANGUAGE sql STABLE PARALLEL SAFE
-RETURN coalesce(p_heartbeat_at > p_now - @extschema@._setting_interval('staleness_seconds'), false);
+RETURN coalesce(p_heartbeat_at > p_now - @extschema@._setting_interval('staleness_seconds')
+                AND p_heartbeat_at <= p_now + @extschema@._setting_interval('heartbeat_seconds'), false);
 COMMENT ON FUNCTION @extschema@._is_live(timestamptz, timestamptz) IS
-    'Internal: whether an instance with this last heartbeat is not silent.';
+    'Internal: whether an instance with this last heartbeat is not silent. One ahead, by a clock that was set back '
+    'since, tells nothing.';
 
 -- What clients tell about themselves: info with kinds, and with queues as an array or as an object by name.
 CREATE OR REPLACE FUNCTION @extschema@._is_served(p_queue text, p_kind text, p_now timestamptz)
@@ -103,9 +108,11 @@ DECLARE
 BEGIN
     UPDATE @extschema@.runtime_instances i SET suspect_at = p_now
     WHERE i.instance_id IN (SELECT x.instance_id FROM @extschema@.runtime_instances x
-                            WHERE x.heartbeat_at < p_now - v_stale AND x.suspect_at IS NULL FOR UPDATE SKIP LOCKED);
+                            WHERE x.heartbeat_at NOT BETWEEN p_now - v_stale AND p_now + v_beat
+                              AND coalesce(x.suspect_at > p_now, true) FOR UPDATE SKIP LOCKED);
     RETURN coalesce((SELECT array_agg(i.instance_id) FROM @extschema@.runtime_instances i
-                     WHERE i.suspect_at <= p_now - v_beat AND i.heartbeat_at < p_now - v_stale), '{}');
+                     WHERE i.suspect_at <= p_now - v_beat
+                       AND i.heartbeat_at NOT BETWEEN p_now - v_stale AND p_now + v_beat), '{}');
 END
 $function$;
 COMMENT ON FUNCTION @extschema@._detect_dead_instances(timestamptz) IS

@@ -230,6 +230,8 @@ BEGIN
             v_job := @extschema@._take_deferred(p_job_id);
         WHEN v_info.state = 'available' THEN
             v_job := @extschema@._take_available(p_job_id);
+            -- It is due, also when the clock was set back since it became so.
+            v_job.run_at := least(v_job.run_at, p_now);
             v_info.state := 'scheduled';
         WHEN v_info.state = 'running' THEN
             PERFORM @extschema@._refuse_state(p_job_id, 'running', 'Cancel it, or wait for the attempt to end.');

@@ -75,7 +75,9 @@ BEGIN
     FOR v_claim_slot IN 0 .. @extschema@._slot_count('claim') - 1 LOOP
         CONTINUE WHEN p_ring = 'claim' AND v_claim_slot <> p_slot;
         FOR v_open IN SELECT o.batch_id FROM @extschema@._open_batches(v_claim_slot) o
-                      WHERE (p_ring = 'claim' OR o.ready_slot = p_slot) AND o.claimed_at <= v_before
+                      WHERE (p_ring = 'claim' OR o.ready_slot = p_slot)
+                        -- Nobody knows the age of one that was claimed before the clock was set back.
+                        AND (o.claimed_at <= v_before OR o.claimed_at > p_now)
                       ORDER BY o.batch_id LOOP
             outcome := 'contended';
             EXIT WHEN moved >= p_limit;

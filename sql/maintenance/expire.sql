@@ -1,4 +1,5 @@
--- Instances that are silent for long and own nothing are forgotten.
+-- Instances that are silent for long and own nothing are forgotten. One that has beaten must be suspect for a while as
+-- well: when the clock is set forward by a day all are silent, and those that live say so within a second.
 CREATE OR REPLACE FUNCTION @extschema@._forget_instances(p_now timestamptz)
 RETURNS bigint
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
@@ -9,7 +10,9 @@ DECLARE
     v_silent uuid[] := ARRAY(
         SELECT i.instance_id
         FROM @extschema@.runtime_instances i
-        WHERE coalesce(i.heartbeat_at, i.started_at) < v_before);
+        WHERE coalesce(i.heartbeat_at, i.started_at) < v_before
+              AND (i.heartbeat_at IS NULL
+                   OR i.suspect_at <= p_now - @extschema@._setting_interval('heartbeat_seconds')));
 BEGIN
     IF cardinality(v_silent) = 0 THEN
         RETURN 0;

@@ -73,8 +73,10 @@ BEGIN
         error := 'heartbeat stale: worker presumed dead';
     ELSIF v_instance.heartbeat_at IS NULL THEN
         error := 'no heartbeat since the claim: worker presumed dead';
-        positions := CASE WHEN p_claimed_at < p_now - p_stale THEN p_open ELSE '{}' END;
-    ELSIF p_claimed_at < v_instance.heartbeat_before_at
+        positions := CASE WHEN p_claimed_at NOT BETWEEN p_now - p_stale AND p_now + p_stale THEN p_open ELSE '{}' END;
+    ELSIF v_instance.heartbeat_before_at <= p_now
+          -- What was claimed so far ahead is from before the clock was set back, and the heartbeats are not.
+          AND (p_claimed_at < v_instance.heartbeat_before_at OR p_claimed_at > p_now + p_stale)
           AND v_instance.held IS NOT NULL AND v_instance.held_before IS NOT NULL THEN
         error := 'attempt unknown to its worker: lost';
         positions := p_open - v_instance.held - v_instance.held_before;

@@ -37,7 +37,9 @@ BEGIN
         RETURN 'skipped_idle';
     END IF;
     v_since := (SELECT s.rotated_at FROM @extschema@._ring_slots(p_ring) s WHERE s.slot = v_current);
+    -- A time ahead is from a clock that was set back since.
     IF v_bytes < @extschema@._setting(p_ring || '_rotate_bytes')
+       AND p_now >= v_since
        AND p_now < v_since + make_interval(secs => @extschema@._rotate_seconds(p_ring)::double precision) THEN
         RETURN 'not_due';
     END IF;

@@ -14,12 +14,14 @@ import signal
 import subprocess
 import sys
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import psycopg
 import pytest
 
 from conftest import Database
+from race.ledger import is_committed, read_story
 from race.supervisor import Quota
 from race.verdict import Verdict
 
@@ -45,7 +47,7 @@ def race(database: Database, directory: Path, seed: int, seconds: float) -> None
     assert running.returncode == 0, errors[-4000:]
     facts = json.loads(output)
     with psycopg.connect(database.dsn, autocommit=True) as conn:
-        verdict = Verdict(directory, conn)
+        verdict = Verdict(read_story(directory, partial(is_committed, conn)), conn)
     print(f"\nrace, seed {seed}, {seconds:.0f} s:", ", ".join(f"{k} {v}" for k, v in facts.items()))
     print(verdict.summary())
     assert not verdict.problems, "\n".join(verdict.problems)

@@ -36,13 +36,18 @@ class Actor:
 
     def __init__(self, world: World, name: str) -> None:
         self.world, self.name, self.random = world, name, world.random
-        self.db = psycopg.connect(world.dsn, prepare_threshold=None)
+        self.thread: threading.Thread | None = None
+        self.point = ""  # where its statement is suspended
+        self.instance = str(uuid.UUID(int=len(world.actors) + 1))
+        self.connect()
+
+    def connect(self) -> None:
+        """Open its connection, or another one where the server has ended it."""
+        self.db = psycopg.connect(self.world.dsn, prepare_threshold=None)
         self.db.execute(f"SET lock_timeout = '{LOCK_TIMEOUT}'")
         self.db.execute("SELECT setseed(0)")
         self.db.commit()
         self.pid = self.db.info.backend_pid
-        self.thread: threading.Thread | None = None
-        self.instance = str(uuid.UUID(int=len(world.actors) + 1))
         self.reset()
 
     def reset(self) -> None:
@@ -129,6 +134,7 @@ class Actor:
             if self.world.waits_at_pause(self.pid):
                 self.world.log(f"{self.name}: suspended")
                 self.world.seen[f"paused at {pause[0]}"] += 1
+                self.point = pause[0]
                 return
             self.thread.join(0.0005)
         self.resume()
@@ -182,6 +188,8 @@ class Actor:
         self.db.execute("ROLLBACK TO SAVEPOINT s")
 
     def maybe_pause(self, chance: float, *points: str) -> tuple[str, int] | None:
+        if wanted := [point for point in points if point in self.world.wanted]:
+            return self.random.choice(wanted), self.random.choice((0, 0, 1))
         if self.random.random() >= chance:
             return None
         return self.random.choice(points), self.random.choice((0, 0, 0, 1, 3))

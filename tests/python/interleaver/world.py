@@ -8,7 +8,7 @@ import json
 import random
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -58,16 +58,22 @@ def new_database(
     server_dsn: str, name: str, edits: Sequence[Edit] = (), template: str | None = None
 ) -> Iterator[str]:
     """A database with the engine as it is tested, installed or copied; gone afterwards."""
-    with psycopg.connect(server_dsn, autocommit=True) as admin:
-        admin.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)'.encode())
-        admin.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template or "template0"}"'.encode())
-        dsn = psycopg.conninfo.make_conninfo(server_dsn, dbname=name)
-        try:
-            if template is None:
-                install(dsn, edits)
-            yield dsn
-        finally:
-            admin.execute(f'DROP DATABASE "{name}" WITH (FORCE)'.encode())
+    drop = f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)'
+    run(server_dsn, drop)
+    run(server_dsn, f'CREATE DATABASE "{name}" TEMPLATE "{template or "template0"}"')
+    dsn = psycopg.conninfo.make_conninfo(server_dsn, dbname=name)
+    try:
+        if template is None:
+            install(dsn, edits)
+        yield dsn
+    finally:
+        run(server_dsn, drop)
+
+
+def run(dsn: str, statement: str) -> None:
+    """Run one statement on a connection of its own."""
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        conn.execute(statement.encode())
 
 
 def install(dsn: str, edits: Sequence[Edit]) -> None:
@@ -89,9 +95,7 @@ class World:
     def __init__(self, dsn: str, seed: int) -> None:
         self.dsn, self.random = dsn, random.Random(seed)
         self.has_keys = seed >= KEY_SEED
-        self.monitor = psycopg.connect(dsn, autocommit=True, prepare_threshold=None)
-        self.monitor.execute(f"SET lock_timeout = '{LOCK_TIMEOUT}'")
-        self.monitor.execute("SELECT setseed(0)")
+        self.connect()
         self.ledger, self.seen = Ledger(), Counter[str]()
         self.moves: deque[str] = deque(maxlen=KEPT_MOVES)
         self.digest = hashlib.sha256()
@@ -100,8 +104,15 @@ class World:
         self.turns: list[Actor] = []
         self.storm: tuple[Actor, int] | None = None
         self.marks = itertools.count(1)
+        self.wanted: Collection[str] = ()  # pause points that statements stop at if they can
         self.targets = (*LANES * 3, LATE_LANE)
         self.queues = sorted({queue for queue, _ in self.targets})
+
+    def connect(self) -> None:
+        """Open the connection that looks on, or another one where the server has ended it."""
+        self.monitor = psycopg.connect(self.dsn, autocommit=True, prepare_threshold=None)
+        self.monitor.execute(f"SET lock_timeout = '{LOCK_TIMEOUT}'")
+        self.monitor.execute("SELECT setseed(0)")
 
     def __enter__(self) -> World:
         return self

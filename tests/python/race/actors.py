@@ -75,9 +75,9 @@ class Stage:
 class Producer:
     """Enqueues in every way there is, and cancels now and then."""
 
-    def __init__(self, stage: Stage, cell: int) -> None:
-        name = f"producer-{cell}"
-        self.stage, self.cell = stage, cell
+    def __init__(self, stage: Stage, number: int) -> None:
+        name = f"producer-{number}"
+        self.stage, self.number, self.cell = stage, number, number % SLOTS
         self.rng = stage.random(name)
         self.session = stage.session(name)
         self.made = 0
@@ -114,7 +114,7 @@ class Producer:
 
     def _token(self) -> str:
         self.made += 1
-        return f"{self.cell}/{self.made}"
+        return f"{self.number}/{self.made}"
 
     def _job(self) -> dict[str, object]:
         rng = self.rng
@@ -418,9 +418,9 @@ class Claimer:
 class Ticker:
     """Calls tick all the time."""
 
-    def __init__(self, stage: Stage, cell: int) -> None:
-        self.stage, self.cell = stage, cell
-        self.session = stage.session(f"ticker-{cell}")
+    def __init__(self, stage: Stage, number: int) -> None:
+        self.stage, self.cell = stage, number % SLOTS
+        self.session = stage.session(f"ticker-{number}")
 
     def run(self) -> None:
         while not self.stage.board.stopped:

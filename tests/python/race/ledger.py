@@ -121,9 +121,17 @@ class Story:
     failures: list[str]
 
 
-def read_story(directory: Path, conn: psycopg.Connection) -> Story:
-    """Read every ledger file; ask the server about commits whose answer a kill swallowed."""
+def read_story(directory: Path, is_committed: Callable[[str], bool]) -> Story:
+    """Read every ledger file; ask about commits whose answer was lost, by what they are called."""
     story = Story([], Counter(), [])
+
+    def settle(pending: tuple[str, list[Effect]] | None) -> None:
+        if pending:
+            story.counts["unanswered commits"] += 1
+            if is_committed(pending[0]):
+                story.counts["unanswered commits that held"] += 1
+                story.effects += pending[1]
+
     for path in sorted(directory.glob("*.ledger")):
         pending: tuple[str, list[Effect]] | None = None
         for record in _records(path):
@@ -140,12 +148,10 @@ def read_story(directory: Path, conn: psycopg.Connection) -> Story:
                     story.failures.append(f"{path.name}: {sqlstate} {message}")
                 case [kind, *rest]:
                     story.counts[" ".join([kind, *rest])] += 1
+                    if kind == "lost":
+                        settle(pending)
                     pending = None
-        if pending:
-            story.counts["unanswered commits"] += 1
-            if _settled(conn, pending[0]) == "committed":
-                story.counts["unanswered commits that held"] += 1
-                story.effects += pending[1]
+        settle(pending)
     return story
 
 
@@ -155,10 +161,11 @@ def _records(path: Path) -> Iterator[list[Any]]:
             yield json.loads(line)
 
 
-def _settled(conn: psycopg.Connection, xid: str) -> str:
+def is_committed(conn: psycopg.Connection, xid: str) -> bool:
+    """What became of a transaction, waited for."""
     while True:
         row = conn.execute("SELECT pg_xact_status(%s::xid8)", [xid]).fetchone()
         assert row
         if row[0] != "in progress":
-            return str(row[0])
+            return bool(row[0] == "committed")
         time.sleep(0.01)

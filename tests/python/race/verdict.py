@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass
-from pathlib import Path
 
 import psycopg
 
-from race.ledger import Cancel, Claim, End, Insert, Story, read_story
+from race.ledger import Cancel, Claim, End, Insert, Story
 
 DEAD_QUEUE = "dead"  # the one whose failed jobs are dead letters
 ASKED = {
@@ -64,8 +63,8 @@ def count(rows: list[tuple[int, int]]) -> Counter[Receipt]:
 class Verdict:
     """All that is wrong with a race; `problems` is empty when nothing is."""
 
-    def __init__(self, directory: Path, conn: psycopg.Connection) -> None:
-        self.story: Story = read_story(directory, conn)
+    def __init__(self, story: Story, conn: psycopg.Connection) -> None:
+        self.story = story
         self.observed = observe(conn)
         self.problems: list[str] = list(self.story.failures)
         self.inserts = self._inserts()

@@ -58,7 +58,9 @@ COMMIT;
 CREATE FUNCTION test.forget(p_later interval) RETURNS bigint LANGUAGE sql SECURITY DEFINER AS $$ SELECT awa._forget_instances(clock_timestamp() + p_later) $$;
 ALTER FUNCTION test.forget(interval) OWNER TO awa_owner;
 SELECT is(test.forget('23 hours'), 0::bigint, 'a silent instance is kept for a day');
-SELECT is(test.forget('25 hours'), 1::bigint, 'then it is forgotten');
+SELECT is(test.forget('25 hours'), 0::bigint, 'and then, until it was suspect for an interval: the clock may be wrong');
+SELECT is(test.rescue('25 hours'), 0::bigint, 'which rescue notices');
+SELECT is(test.forget('25 hours 1 second'), 1::bigint, 'then it is forgotten');
 SELECT is((SELECT i.instance_id FROM awa.instances i), test.worker(1), 'but not one that owns an attempt');
 
 SELECT * FROM finish();
