@@ -9,6 +9,8 @@ The comment at the head of a model has lines for this program; what is indented 
         a configuration to search; with -a for its LTL properties, without it for its assertions
     short: the same
         a small one: for tests, mutants, and to find unreached statements
+    mutants: the same
+        one more in which to look for mutants that no small one refutes
     mutant NAME: what is wrong; refuted by INVARIANT
 
 An assertion is `INVARIANT(NAME, condition)` of invariant.inc, an LTL property has the name of its
@@ -20,24 +22,24 @@ from __future__ import annotations
 
 import argparse
 import re
+import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 from correctness.spin import Options, Search, preprocessed, search
 
 MODELS = Path(__file__).resolve().parent / "models"
 HEAD = re.compile(r"\A\s*/\*(.*?)\*/", re.DOTALL)
-ENTRY = re.compile(r"(invariant|check|short|mutant)\b ?(\w*): (.*)")
+ENTRY = re.compile(r"(invariant|check|short|mutants?)\b ?(\w*): (.*)")
 REFUTED = re.compile(r"(.*); refuted by (\w+)")
 LTL = re.compile(r"^\s*ltl\s+(\w+)\s*\{", re.MULTILINE)
 MARK = re.compile(r"/\* unreached: .*?\*/")
 NO_DEADLOCK = "NO_DEADLOCK"
-SHORT_SECONDS = 60.0
-FULL_SECONDS = 900.0
+SHORT_SECONDS = 300.0
+FULL_SECONDS = 1800.0
 
 
 class ModelError(Exception):
@@ -61,6 +63,7 @@ class Model:
     invariants: dict[str, str]
     checks: tuple[Options, ...]
     shorts: tuple[Options, ...]
+    hunts: tuple[Options, ...]  # where mutants are looked for
     mutants: tuple[Mutant, ...]
     claims: tuple[str, ...]
     unreached_lines: frozenset[int]
@@ -68,6 +71,14 @@ class Model:
     @property
     def name(self) -> str:
         return self.path.stem
+
+
+@dataclass(frozen=True, slots=True)
+class Refutation:
+    """What came of a mutant: what is wrong about it, or the row for the table."""
+
+    problem: str = ""
+    row: str = ""
 
 
 @dataclass(slots=True)
@@ -118,8 +129,12 @@ def read_model(path: Path) -> Model:
     text = path.read_text()
     entries = head_entries(text, path.name)
     invariants = {name: words for kind, name, words in entries if kind == "invariant"}
-    checks = tuple(Options.parse(words) for kind, _, words in entries if kind == "check")
-    shorts = tuple(Options.parse(words) for kind, _, words in entries if kind == "short")
+    try:
+        options = [(kind, Options.parse(words)) for kind, name, words in entries if not name]
+    except ValueError as error:
+        raise ModelError(f"{path.name}: {error}") from error
+    checks = tuple(o for kind, o in options if kind == "check")
+    shorts = tuple(o for kind, o in options if kind == "short") or checks
     mutants = tuple(
         read_mutant(name, words, invariants, path.name)
         for kind, name, words in entries
@@ -148,7 +163,8 @@ def read_model(path: Path) -> Model:
         path=path,
         invariants=invariants,
         checks=checks,
-        shorts=shorts or checks,
+        shorts=shorts,
+        hunts=(*shorts, *(o for kind, o in options if kind == "mutants")),
         mutants=mutants,
         claims=tuple(LTL.findall(body)),
         unreached_lines=frozenset(number for number, line in lines if MARK.search(line)),
@@ -199,23 +215,24 @@ def check_unreached(report: Report, searches: Iterable[Search]) -> None:
     compiled: set[tuple[int, str]] = set()
     reached: set[tuple[int, str]] = set()
     for found in searches:
-        compiled |= found.compiled | found.unreached
-        reached |= found.compiled - found.unreached
+        compiled |= found.compiled.keys() | found.unreached.keys()
+        # An inline stands in several places, and need not be reached in each.
+        reached |= {key for key, n in found.compiled.items() if n > found.unreached[key]}
     lines = report.model.path.read_text().splitlines()
     marked = report.model.unreached_lines
+    missed = {number for number, _ in compiled - reached}
     name = report.model.path.name
-    for number, step in sorted(compiled - reached):
-        if number not in marked:
-            report.problems.append(f"{name}:{number}: never reached: {step}")
-    for number in sorted(marked - {number for number, _ in compiled - reached}):
-        report.problems.append(
-            f"{name}:{number}: marked as unreached, and is not: {lines[number - 1]}"
-        )
+    for number in sorted(missed - marked):
+        report.problems.append(f"{name}:{number}: never reached: {lines[number - 1].strip()}")
+    for number in sorted(marked - missed):
+        text = lines[number - 1].strip()
+        report.problems.append(f"{name}:{number}: marked as unreached, and is not: {text}")
 
 
-def refute(model: Model, mutant: Mutant) -> tuple[str | None, Search | None, str]:
-    """Look for an error of a mutant; return what is wrong about it, the search, and where."""
-    for options in model.shorts:
+def refute(model: Model, mutant: Mutant) -> Refutation:
+    """Look for an error of a mutant in the small configurations that its change touches."""
+    name = f"{model.name}: mutant {mutant.name}"
+    for options in model.hunts:
         if preprocessed(model.path, options) == preprocessed(model.path, options, mutant.name):
             continue
         for claim in claims_of(model, options):
@@ -225,56 +242,46 @@ def refute(model: Model, mutant: Mutant) -> tuple[str | None, Search | None, str
                 mutant=mutant.name,
                 claim=claim,
                 seconds=SHORT_SECONDS,
-                optimise="-O0",
+                optimise="-O0",  # the compiler takes longer than the search
             )
-            if not found.errors and found.incomplete:
-                return f"mutant {mutant.name}: {'; '.join(found.incomplete)}", None, ""
-            if found.errors:
-                names = {violated(model, error, claim) for error in found.errors}
-                if names == {mutant.invariant}:
-                    return None, found, options.text
+            names = {violated(model, error, claim) for error in found.errors}
+            if not names and found.incomplete:
+                return Refutation(f"{name}: {'; '.join(found.incomplete)}")
+            if names == {mutant.invariant}:
+                row = f"{describe(found)}  {model.name} {mutant.name}: {mutant.invariant}"
+                return Refutation(row=f"{row} ({options.text})")
+            if names:
                 text = ", ".join(sorted(names))
-                return (
-                    f"mutant {mutant.name}: refuted by {text}, not by {mutant.invariant}",
-                    found,
-                    "",
-                )
-    return f"mutant {mutant.name} passes: {mutant.what}", None, ""
-
-
-def check_mutants(report: Report, pool: ThreadPoolExecutor) -> None:
-    model = report.model
-    results = list(pool.map(partial(refute, model), model.mutants))
-    for mutant, (problem, found, options) in zip(model.mutants, results, strict=True):
-        if problem:
-            report.problems.append(f"{model.name}: {problem}")
-        if found and not problem:
-            report.rows.append(
-                f"{describe(found)}  {model.name} {mutant.name}: {mutant.invariant} ({options})"
-            )
+                return Refutation(f"{name}: refuted by {text}, not by {mutant.invariant}")
+    return Refutation(f"{name} passes: {mutant.what}")
 
 
 def check_model(path: Path, pool: ThreadPoolExecutor, *, is_short: bool) -> Report:
     """Search all configurations of a model and all its mutants."""
     model = read_model(path)
     report = Report(model)
-    small = [(o, claim) for o in model.shorts for claim in claims_of(model, o)]
-    full = [] if is_short else [(o, claim) for o in model.checks for claim in claims_of(model, o)]
-    # One by one: each may need most of the memory.
-    for options, claim in full:
-        found = search(path, options, claim=claim, seconds=FULL_SECONDS)
-        check_configuration(report, options, claim, found)
-    searches = list(
-        pool.map(
-            lambda x: search(path, x[0], claim=x[1], by_statement=True, seconds=SHORT_SECONDS),
-            small,
+    if not is_short:
+        # One by one: each may need most of the memory.
+        for options in model.checks:
+            for claim in claims_of(model, options):
+                found = search(path, options, claim=claim, seconds=FULL_SECONDS)
+                check_configuration(report, options, claim, found)
+    small = [(options, claim) for options in model.shorts for claim in claims_of(model, options)]
+    futures = [
+        pool.submit(
+            search, path, options, claim=claim, by_statement=not is_short, seconds=SHORT_SECONDS
         )
-    )
+        for options, claim in small
+    ]
+    refutations = [pool.submit(refute, model, mutant) for mutant in model.mutants]
+    searches = [future.result() for future in futures]
     for (options, claim), found in zip(small, searches, strict=True):
         check_configuration(report, options, claim, found)
-    if not report.problems:
+    if not is_short and not report.problems:
         check_unreached(report, searches)
-    check_mutants(report, pool)
+    for refutation in (future.result() for future in refutations):
+        report.problems += [refutation.problem] if refutation.problem else []
+        report.rows += [refutation.row] if refutation.row else []
     return report
 
 
@@ -304,7 +311,7 @@ def main() -> int:
                 for trail in report.trails[:1]:
                     print(trail, flush=True)
                 good = good and not report.problems
-        except ModelError as error:
+        except (ModelError, RuntimeError, subprocess.TimeoutExpired) as error:
             print(f"FAILED  {error}", flush=True)
             return 1
     print("models: all hold, all mutants are refuted" if good else "models: failed")

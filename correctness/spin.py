@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,8 +63,8 @@ class Search:
     depth: int
     seconds: float
     mebibytes: float
-    compiled: frozenset[tuple[int, str]]  # line and text of each step
-    unreached: frozenset[tuple[int, str]]
+    compiled: Counter[tuple[int, str]]  # statements by line and text
+    unreached: Counter[tuple[int, str]]
     trail: str
 
 
@@ -108,9 +109,12 @@ def number(pattern: str, text: str) -> float:
     return float(found[1]) if found else 0.0
 
 
-def steps(pattern: re.Pattern[str], text: str) -> frozenset[tuple[int, str]]:
+def statements(pattern: re.Pattern[str], text: str) -> Counter[tuple[int, str]]:
+    """Count statements by line and text; numbers in it may come from a configuration."""
     found: Iterable[tuple[str, str, str]] = pattern.findall(text)
-    return frozenset((int(line), step) for _, line, step in found if step != "-end-")
+    return Counter(
+        (int(line), re.sub(r"\d+", "0", step)) for _, line, step in found if step != "-end-"
+    )
 
 
 def reachable_part(text: str) -> str:
@@ -174,7 +178,7 @@ def read_search(output: str, table: str, trail: str, seconds: float) -> Search:
         depth=int(number(r"depth reached (\d+)", output)),
         seconds=seconds,
         mebibytes=number(r"([\d.]+)\ttotal actual memory usage", output),
-        compiled=steps(STATES, table.split("\nclaim ")[0]),
-        unreached=steps(UNREACHED, reachable_part(output)),
+        compiled=statements(STATES, table.split("\nclaim ")[0]),
+        unreached=statements(UNREACHED, reachable_part(output)),
         trail="\n".join(trail.splitlines()[-TRAIL_LINES:]),
     )

@@ -27,7 +27,7 @@
  * invariant HINT_BEHIND_LEDGER: the hint does not lead the cursor of the newest committed emission.
  * invariant LEDGER_LEADS_CURSOR: the ring's cursor names a generation that is in the committed ledger of rotations.
  * invariant NO_STRANDED_JOB: when all producers and cancels have ended and a claim gets the lane, or passes it over
- *     for its hint, and takes nothing, then nothing waits.
+ *     for its hint, takes nothing, and changes nothing, then nothing waits.
  * invariant GAPS_END: when no transaction runs and no producer is left, a claim that changes nothing has no gap left.
  * invariant NO_DEADLOCK: nobody waits for ever: claimers and the ring can always go on, the others end.
  *
@@ -37,12 +37,12 @@
  * check: -DPRODUCERS=2 -DCLAIMERS=1 -DCANCELS=2 -DABORTS=1 -DUNDONE=1 -m100000 -DCOLLAPSE
  * check: -DPRODUCERS=2 -DCLAIMERS=2 -DCANCELS=1 -DUNDONE=1 -m100000 -DCOLLAPSE
  * check: -DPRODUCERS=2 -DCLAIMERS=1 -DSLOTS=2 -DGENERATIONS=3 -DABORTS=1 -m100000 -DCOLLAPSE
- * short: -DPRODUCERS=2 -DCLAIMERS=1 -DSAVEPOINTS=1 -DABORTS=1 -DEARLY=1 -m10000
- * short: -DPRODUCERS=2 -DCLAIMERS=1 -DSECOND=1 -DUNDONE=1 -m10000
- * short: -DPRODUCERS=2 -DCLAIMERS=1 -DCANCELS=1 -DUNDONE=1 -m10000
- * short: -DPRODUCERS=1 -DCLAIMERS=1 -DCANCELS=1 -DSLOTS=2 -DGENERATIONS=1 -m10000
- * short: -DPRODUCERS=2 -DCLAIMERS=1 -DSLOTS=2 -DGENERATIONS=2 -m10000
- * short: -DPRODUCERS=1 -DCLAIMERS=2 -DSLOTS=2 -DGENERATIONS=1 -DUNDONE=1 -m10000
+ * short: -DPRODUCERS=2 -DCLAIMERS=1 -DSAVEPOINTS=1 -DABORTS=1 -DEARLY=1 -m100000
+ * short: -DPRODUCERS=1 -DCLAIMERS=2 -DSECOND=1 -DUNDONE=1 -m100000
+ * short: -DPRODUCERS=2 -DCLAIMERS=1 -DCANCELS=1 -DUNDONE=1 -m100000
+ * short: -DPRODUCERS=1 -DCLAIMERS=1 -DCANCELS=1 -DSLOTS=2 -DGENERATIONS=2 -DUNDONE=1 -m100000
+ * mutants: -DPRODUCERS=1 -DCLAIMERS=2 -DSLOTS=2 -DGENERATIONS=1 -DUNDONE=1 -m100000
+ * mutants: -DPRODUCERS=2 -DCLAIMERS=1 -DSLOTS=2 -DGENERATIONS=2 -m100000
  *
  * mutant ID_AFTER_POSITION: a producer takes its transaction id after its position; refuted by NO_LOST_JOB
  * mutant HORIZON_FROM_XMAX: the horizon is the xmax of the snapshot, not a new id; refuted by NO_LOST_JOB
@@ -120,7 +120,7 @@ byte mutation_owner = NOBODY, mutation_shares;
 byte locked_positions;
 
 /* The newest committed emission of the lane. */
-byte no, upto, horizon, low, gaps_old, gaps_new, held;
+byte no, upto, horizon, gaps_old, gaps_new, held;
 
 /* Leaves of the queue ring: committed rows and tombstones, numbers of the newest emission, locks, and whether anything
    was ever written there since the last truncate. */
@@ -386,11 +386,10 @@ inline newest_emission() {
 inline read_emission() {
     if
     :: !wrote ->
-        e_no = no; e_upto = upto; e_horizon = horizon; e_low = low;
+        e_no = no; e_upto = upto; e_horizon = horizon;
         e_old = gaps_old; e_new = gaps_new; e_held = held
     :: else
-    fi;
-    low_before = e_low
+    fi
 }
 
 /* In a transaction that had no id, what was read is committed. */
@@ -416,7 +415,6 @@ inline see_leaf(s, wanted, limit, is_cut) {
         :: frontier > 0 -> found = found & UPTO(frontier)
         :: else
         fi;
-        any = found != 0;
         lowest(found, limit, found, last);
         seen = seen | found;
         if
@@ -439,8 +437,7 @@ inline list_leaves() {
     beyond = 255 & ~UPTO(e_upto);
 #if SLOTS == 2
     g0 = slot_generation[0];
-    g1 = slot_generation[1];
-    at_low = true
+    g1 = slot_generation[1]
 #endif
 }
 
@@ -458,35 +455,26 @@ inline see_behind() {
 }
 
 #if SLOTS == 2
-inline see_slot_since(s, g) {
-    atomic {
-        at_low = at_low && frontier == 0;
-        see_leaf(s, beyond, LIMIT, scan_full);
-        at_low = at_low && !any && g + 1 < r_generation;
-        if
-        :: at_low -> e_low = g + 1
-        :: else
-        fi
-    }
+inline see_slot(s, g) {
+    if
+    :: see_leaf(s, beyond, LIMIT, scan_full)
+    :: g < r_generation
+    fi
 }
 
-/* From the oldest leaf that can matter, by generation. */
+/* By generation. Leaves older than the current one are read from low on; here they are read or not. */
 inline see_beyond() {
     if
-    :: e_low >= r_generation -> see_leaf(r_slot, beyond, LIMIT, scan_full)
-    :: else ->
-        if
-        :: g0 != NEVER && g0 >= e_low && (g1 == NEVER || g0 < g1) -> see_slot_since(0, g0)
-        :: else
-        fi;
-        if
-        :: g1 != NEVER && g1 >= e_low -> see_slot_since(1, g1)
-        :: else
-        fi;
-        if
-        :: g0 != NEVER && g0 >= e_low && g1 != NEVER && g0 > g1 -> see_slot_since(0, g0)
-        :: else
-        fi
+    :: g0 != NEVER && (g1 == NEVER || g0 < g1) -> see_slot(0, g0)
+    :: else
+    fi;
+    if
+    :: g1 != NEVER -> see_slot(1, g1)
+    :: else
+    fi;
+    if
+    :: g0 != NEVER && g1 != NEVER && g0 > g1 -> see_slot(0, g0)
+    :: else
     fi
 }
 #endif
@@ -501,11 +489,9 @@ inline merge_leaves() {
     behind = 0;
     beyond = 0;
     most = 0;
-    any = false;
 #if SLOTS == 2
     g0 = 0;
-    g1 = 0;
-    at_low = false
+    g1 = 0
 #endif
 }
 
@@ -591,7 +577,7 @@ inline end_claim() {
 #endif
         if
         :: wrote ->
-            no = e_no; upto = e_upto; horizon = e_horizon; low = e_low;
+            no = e_no; upto = e_upto; horizon = e_horizon;
             gaps_old = e_old; gaps_new = e_new; held = e_held;
             emission[r_slot] = no;
             INVARIANT(AT_MOST_ONCE, (claimed & own) == 0);
@@ -609,7 +595,7 @@ inline end_claim() {
         :: mutation_owner == _pid -> mutation_owner = NOBODY
         :: else
         fi;
-        e_no = 0; e_upto = 0; e_horizon = 0; e_low = 0; e_old = 0; e_new = 0; e_held = 0;
+        e_no = 0; e_upto = 0; e_horizon = 0; e_old = 0; e_new = 0; e_held = 0;
         own = 0; own_positions = 0; r_generation = 0; r_slot = 0;
         wrote = false; fresh = false; alone = false; contended = false; calm = false
     }
@@ -676,7 +662,7 @@ inline next_emission() {
         :: else
         fi;
         changed = changed || next_upto != e_upto || next_old != e_old || next_new != e_new ||
-            next_held != e_held || taken != 0 || e_low != low_before;
+            next_held != e_held || taken != 0;
         e_upto = next_upto;
         e_old = next_old;
         e_new = next_new;
@@ -715,14 +701,14 @@ inline prove_by_locks() {
 /* _claim_ready and _claim_lane. What only this transaction can notice is one step with its neighbour. */
 proctype claimer() {
     byte xid, seen_tail, r_generation, r_slot, reading, own_slots, own_positions;
-    byte e_no, e_upto, e_horizon, e_low, e_old, e_new, e_held; /* the emission: as found, then the next one */
-    byte low_before, xmin, seen, frontier, taken, dead, own; /* own: what this transaction has claimed */
+    byte e_no, e_upto, e_horizon, e_old, e_new, e_held; /* the emission: as found, then the next one */
+    byte xmin, seen, frontier, taken, dead, own; /* own: what this transaction has claimed */
     byte next_upto, next_old, next_new, next_held;
     byte i, j, count, part, last, found, most, behind, beyond;
-    bool fresh, quiet, settled, alone, scan_full, probe_full, any, changed, wrote, contended, calm, still;
+    bool fresh, quiet, settled, alone, scan_full, probe_full, changed, wrote, contended, calm, still;
 #if SLOTS == 2
     byte current, found_head, g0, g1;
-    bool other_known, at_low;
+    bool other_known;
 #endif
 
 end:
@@ -813,8 +799,8 @@ call:
         }
 over:
         atomic {
-            INVARIANT(NO_STRANDED_JOB, !calm || contended || own != 0 || WAITING == 0);
-            seen = 0; taken = 0; dead = 0; seen_tail = 0; low_before = 0;
+            INVARIANT(NO_STRANDED_JOB, !calm || contended || changed || own != 0 || WAITING == 0);
+            seen = 0; taken = 0; dead = 0; seen_tail = 0;
             quiet = false; settled = false; scan_full = false; probe_full = false; changed = false; still = false;
             if
             :: second > 0 && lane_owner == _pid -> second--; goto call
@@ -865,7 +851,7 @@ proctype canceller() {
             if
             :: (rows[0] & BIT(position)) != 0 -> tombs[0] = tombs[0] | BIT(position)
 #if SLOTS == 2
-            :: (rows[1] & BIT(position)) != 0 -> tombs[1] = tombs[1] | BIT(position)
+            :: (rows[1] & BIT(position)) != 0 -> tombs[1] = tombs[1] | BIT(position) /* unreached: takes two jobs */
 #endif
             fi;
             cancelled = cancelled | BIT(position);

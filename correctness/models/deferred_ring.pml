@@ -29,11 +29,11 @@
  * check: -DDEFERS=1 -DWAITING=1 -DBUCKETS=1 -DCLAIM=1 -DGENERATIONS=3 -m100000 -DCOLLAPSE
  * check: -DDEFERS=1 -DBUCKETS=1 -DCANCEL=1 -DDUMP=1 -m100000 -DCOLLAPSE
  * check: -DINSERTS=1 -DWAITING=1 -DEVACUATE=1 -DCLAIM=1 -DGENERATIONS=2 -DDUMP=1 -m100000 -DCOLLAPSE
- * short: -DWAITING=1 -DEVACUATE=1 -DCLAIM=1 -DCANCEL=1 -DGENERATIONS=1 -DUNDONE=1 -m10000
- * short: -DINSERTS=1 -DCLAIM=1 -DGENERATIONS=2 -DUNDONE=1 -m10000
- * short: -DDEFERS=1 -DBUCKETS=1 -DCANCEL=1 -DUNDONE=1 -m10000
- * short: -DDEFERS=1 -DBUCKETS=1 -DDUMP=1 -m10000
- * short: -DINSERTS=1 -DWAITING=1 -DEVACUATE=1 -DGENERATIONS=1 -DDUMP=1 -m10000
+ * short: -DWAITING=1 -DEVACUATE=1 -DCLAIM=1 -DCANCEL=1 -DGENERATIONS=3 -DUNDONE=1 -m100000
+ * short: -DINSERTS=1 -DCLAIM=1 -DGENERATIONS=2 -DUNDONE=1 -m100000
+ * short: -DDEFERS=1 -DBUCKETS=1 -DCANCEL=1 -DUNDONE=1 -m100000
+ * short: -DDEFERS=1 -DBUCKETS=1 -DDUMP=1 -m100000
+ * short: -DINSERTS=1 -DWAITING=1 -DEVACUATE=1 -DGENERATIONS=1 -DDUMP=1 -m100000
  *
  * mutant EVACUATE_WITHOUT_LOCKS: evacuation takes neither the lane's nor the mutation lock; refuted by RUNNING_HAS_ITS_BODY
  * mutant EVACUATE_WITHOUT_TOMBSTONE: evacuation leaves the old row alive; refuted by ONE_LIVING_ROW
@@ -132,7 +132,7 @@ inline check_jobs() {
         k = 0;
         do
         :: k == JOBS -> break
-        :: (jobs & BIT(k)) == 0 -> k++
+        :: k < JOBS && (jobs & BIT(k)) == 0 -> k++
         :: else ->
             places = ((claimed >> k) & 1) + ((cancelled >> k) & 1) + ((bin[0] >> k) & 1) + ((bin[1] >> k) & 1) +
                 ((bin[2] >> k) & 1);

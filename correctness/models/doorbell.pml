@@ -22,9 +22,9 @@
  * check: -DPRODUCERS=2 -DTICKS=6 -DKILLS=1 -m100000 -DCOLLAPSE
  * check: -DPRODUCERS=2 -DABORTS=1 -DNEW_LANE=1 -DCRASHES=1 -m100000 -DCOLLAPSE
  * check: -DPRODUCERS=2 -DABORTS=1 -DNEW_LANE=1 -a -f -m100000
- * short: -DPRODUCERS=1 -DTICKS=4 -DKILLS=1 -m10000
- * short: -DPRODUCERS=2 -DNEW_LANE=1 -m10000
- * short: -DPRODUCERS=1 -DNEW_LANE=1 -DABORTS=1 -DCRASHES=1 -m10000
+ * short: -DPRODUCERS=1 -DTICKS=4 -DKILLS=1 -m100000
+ * short: -DPRODUCERS=2 -DNEW_LANE=1 -m100000
+ * short: -DPRODUCERS=1 -DNEW_LANE=1 -DABORTS=1 -DCRASHES=1 -m100000
  *
  * mutant FLAG_BEFORE_POSITION: a producer reads the flag before it takes its position; refuted by NO_LOST_WAKEUP
  * mutant LOOK_BEFORE_ARM: a worker looks at the lane, then raises the flag; refuted by NO_LOST_WAKEUP
