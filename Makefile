@@ -20,7 +20,7 @@ PGTLE := $(patsubst build/awa--%,build/pgtle-awa-%,$(SCRIPT) $(UPGRADES))
 SOURCES := $(shell find sql -name '*.sql' 2>/dev/null)
 
 .PHONY: help all build install dist wheel setup lock check secrets audit api-manifest test test-one test-long \
-	test-matrix demo bench bench-peers bench-plots clean
+	test-matrix correctness demo bench bench-peers bench-plots clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -116,6 +116,10 @@ test-long: build setup ## the longer forms of the tests as well, on 15 and 18
 
 test-matrix: build setup ## everything, on every supported PostgreSQL, two at a time
 	@$(BIN)/python -m tools.run_tests 15 16 17 18
+
+MODELS ?=
+correctness: setup ## what is proved by exhaustive search: the models in full, and their mutants (MODELS=names)
+	@$(BIN)/python -m correctness.check_models $(MODELS)
 
 # ---- demo and benchmarks: set-up talks on stderr, so that stdout holds results alone
 

@@ -32,6 +32,7 @@ TEXT_FOLDERS = (
     "tests",
     "tools",
     "bench",
+    "correctness",
     "docs",
     "examples",
     "docker",
@@ -49,6 +50,8 @@ TEXT_SUFFIXES = {
     ".yml",
     ".yaml",
     ".mjs",
+    ".pml",
+    ".inc",
 }
 
 # Folders of text that is built, published or released.

@@ -21,9 +21,12 @@ from tools.servers import BUILD, REPO, VERSIONS, Cluster, ensure_tree, exit_on_s
 
 LOGS = BUILD / "logs"
 PYPROJECT = "python/pyproject.toml"
-CODE = [d for d in ("python", "tests/python", "tools", "bench", "examples") if (REPO / d).is_dir()]
+FOLDERS = ("python", "tests/python", "tools", "bench", "correctness", "examples")
+CODE = [d for d in FOLDERS if (REPO / d).is_dir()]
 TYPED = [
-    d for d in ("python/src/awa", "tests/python", "tools", "bench") if any((REPO / d).rglob("*.py"))
+    d
+    for d in ("python/src/awa", "tests/python", "tools", "bench", "correctness")
+    if any((REPO / d).rglob("*.py"))
 ]
 STATIC = {
     "ruff": ["-m", "ruff", "check", *CODE],

@@ -1,0 +1,1 @@
+"""What is checked by machine beyond tests of examples."""
