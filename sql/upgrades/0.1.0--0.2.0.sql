@@ -50,5 +50,8 @@ $block$;
 
 -- what is gone
 DROP FUNCTION @extschema@._close_types();
+DROP FUNCTION @extschema@._cancel_running(bigint, integer, text, timestamptz);
+DROP FUNCTION @extschema@._slot_holder(text, integer, timestamptz);
+DROP FUNCTION @extschema@._deferred_status(timestamptz);
 
 \ir end.sql

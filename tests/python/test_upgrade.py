@@ -45,7 +45,12 @@ OLD = "0.1.0"
 OLD_COMMIT = "86c4d7f"  # its client
 # Functions that the new version has not. A call under way at the commit goes on with its old
 # body, so none of them may be called from inserts, claims, finishes or heartbeats of the old one.
-GONE = {"awa._close_types()"}
+GONE = {
+    "awa._cancel_running(bigint,integer,text,timestamp with time zone)",
+    "awa._close_types()",
+    "awa._deferred_status(timestamp with time zone)",
+    "awa._slot_holder(text,integer,timestamp with time zone)",
+}
 # Sequences that only maintenance reads.
 CLOCKS = ("_released", "_taken", "_look", "_until", "_clock")
 CAPABILITIES = ("producer", "worker", "operator", "reader")
