@@ -21,7 +21,8 @@ INSERT INTO accepted VALUES
     ('_prune_slot', 'text type variable is not sanitized', 'leaf names from _ring_tables'),
     ('_waiting_lanes', 'text type variable is not sanitized', 'numbers only'),
     ('work', 'text type variable is not sanitized', 'a name from the catalog, quoted by regproc'),
-    ('set_owner', 'text type variable is not sanitized', 'names from the catalog, quoted by regclass and regrole');
+    ('_close_to_public', 'text type variable is not sanitized', 'names from the catalog, quoted by regclass and the like'),
+    ('_give_objects', 'text type variable is not sanitized', 'names from the catalog, quoted by regclass and regrole');
 
 CREATE TEMP VIEW findings AS
 SELECT p.proname::text AS name, c.level, c.lineno, c.message, c.detail
