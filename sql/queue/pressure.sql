@@ -65,7 +65,7 @@ COMMENT ON FUNCTION @extschema@._refuse_pressure(text, integer, bigint) IS
 -- holds a control character and the number is of fixed width: labels cannot run into each other.
 CREATE OR REPLACE FUNCTION @extschema@._pressure_label(p_queue text, p_priority integer)
 RETURNS text
-LANGUAGE sql VOLATILE PARALLEL SAFE
+LANGUAGE sql VOLATILE PARALLEL UNSAFE
 RETURN chr(31) || p_queue || chr(31)
     || to_hex((date_part('epoch', clock_timestamp()) * 10)::bigint * 8 + p_priority);
 COMMENT ON FUNCTION @extschema@._pressure_label(text, integer) IS
