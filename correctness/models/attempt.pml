@@ -28,8 +28,8 @@
  * invariant BODY_THERE: a retry that takes a job out of history has its body.
  * invariant NO_DEADLOCK: every transaction comes to its end.
  *
- * check: -DSESSIONS=3 -DBUDGET=4 -DPOSITIONS=2 -m100000 -DCOLLAPSE
- * check: -DSESSIONS=2 -DBUDGET=7 -DPOSITIONS=3 -m100000 -DCOLLAPSE
+ * check: -DSESSIONS=3 -DBUDGET=4 -DPOSITIONS=2 -m10000 -DCOLLAPSE
+ * check: -DSESSIONS=2 -DBUDGET=5 -DPOSITIONS=3 -m10000 -DCOLLAPSE
  * short: -DSESSIONS=2 -DBUDGET=4 -DPOSITIONS=2 -m10000
  *
  * mutant FINISH_TRUSTS_TOKEN: finish does not look at the closures of the batch; refuted by ONE_CLOSURE

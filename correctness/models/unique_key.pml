@@ -24,11 +24,11 @@
  * invariant NO_DEADLOCK: moves of the engine (finish, retry, promotion, sweep, prune) come to their end, also while a
  *     producer stands still.
  *
- * check: -DSESSIONS=2 -DBUDGET=4 -DJOBS=3 -DPERIOD=2 -m100000 -DCOLLAPSE
+ * check: -DSESSIONS=2 -DBUDGET=3 -DJOBS=3 -DPERIOD=2 -m10000 -DCOLLAPSE
  * short: -DSESSIONS=2 -DBUDGET=3 -DJOBS=2 -DPERIOD=0 -m10000
  *
  * mutant TAKEOVER_LOOKS_ONCE: a takeover does not look whether the row is still the one that was judged; refuted by
- *     ONE_HOLDER
+ *     END_HOLDS
  * mutant RETRY_TAKES_NO_KEY: a job that ended and is retried does not take its key; refuted by ONE_HOLDER
  * mutant MOVE_KEEPS_KEY: a job that comes back into its mask from running believes that it still has its key; refuted
  *     by ONE_HOLDER

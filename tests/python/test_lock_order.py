@@ -2,8 +2,8 @@
 
 The lists are read out of correctness/models/lock_order.pml. Each call is made in the situations
 that matter to its locks, and what it has at its end is compared: advisory locks and leaves from
-pg_locks, rows by who can have them. The order comes from a _lock_key() that says which lock is
-about to be taken.
+pg_locks, rows by who can have them. The order, and which of them are taken by try, comes from
+functions that note each advisory lock before they take it.
 """
 
 from __future__ import annotations
@@ -90,6 +90,7 @@ def test_two_cancels_of_a_job_that_moves_do_not_wait_for_each_other(
 # ---- what the model says
 
 Lock = tuple[str, str]  # name, mode
+Taking = tuple[str, bool]  # name, whether by try
 
 
 def without_mutants(text: str) -> Iterator[str]:
@@ -108,8 +109,11 @@ def without_mutants(text: str) -> Iterator[str]:
             yield line
 
 
-def model_lists() -> dict[str, list[Lock]]:
-    """The locks of each call in the order of the model; those of readers are left out."""
+def model_lists() -> dict[str, list[tuple[str, str, bool]]]:
+    """The locks of each call in the order of the model; those of readers are left out.
+
+    Name, mode, and whether it is taken by try.
+    """
     text = MODEL.read_text()
     text = "\n".join(without_mutants(text[text.index("/* _place_job") :]))
     inlines = dict(re.findall(r"^inline (\w+)\(\) \{\n(.*?)\n\}", text, re.M | re.S))
@@ -118,8 +122,8 @@ def model_lists() -> dict[str, list[Lock]]:
     calls = re.split(r"^    :: op == (\w+) ->", text[text.index("proctype session") :], flags=re.M)
     return {
         name: [
-            (re.sub(r"_[12]$|^(QUEUE|OLD)(?=_SLOT)", "", lock).lstrip("_"), mode)
-            for lock, mode in re.findall(r"\b(?:W|L|N|T|TM)\((\w+)[^,()]*, (\w+)\)", body)
+            (re.sub(r"_[12]$|^(QUEUE|OLD)(?=_SLOT)", "", lock).lstrip("_"), mode, how in "NT")
+            for how, lock, mode in re.findall(r"\b(W|N|T|TM)\((\w+)[^,()]*, (\w+)\)", body)
             if mode != "AS"
         ]
         for name, body in zip(calls[1::2], calls[2::2], strict=True)
@@ -128,19 +132,41 @@ def model_lists() -> dict[str, list[Lock]]:
 
 # ---- what a server says
 
+# Keys say their class, and every function calls a function that notes the lock and takes it.
 TRACE = """
     CREATE OR REPLACE FUNCTION awa._lock_key(p_class text, p_id bigint)
     RETURNS bigint
     LANGUAGE plpgsql VOLATILE PARALLEL SAFE STRICT
     SET search_path = pg_catalog, pg_temp
     AS $function$
-    DECLARE
-        v_key bigint := hashtextextended('awa/' || p_class, p_id);
     BEGIN
-        RAISE NOTICE 'lock % %', v_key, p_class;
-        RETURN v_key;
+        RAISE NOTICE 'class % %', hashtextextended('awa/' || p_class, p_id), p_class;
+        RETURN hashtextextended('awa/' || p_class, p_id);
     END
     $function$;
+
+    DO $do$
+    DECLARE
+        v_name text;
+        v_function text;
+    BEGIN
+        FOREACH v_name IN ARRAY '{pg_advisory_xact_lock,pg_advisory_xact_lock_shared,'
+            'pg_try_advisory_xact_lock,pg_try_advisory_xact_lock_shared}'::text[] LOOP
+            EXECUTE format($f$
+                CREATE FUNCTION awa.%1$I(p_key bigint) RETURNS boolean LANGUAGE plpgsql AS $g$
+                BEGIN
+                    RAISE NOTICE 'taken %% %%', p_key, '%1$s';
+                    RETURN coalesce(nullif(pg_catalog.%1$I(p_key)::text, '')::boolean, true);
+                END $g$ $f$, v_name);
+        END LOOP;
+        FOR v_function IN SELECT pg_get_functiondef(p.oid) FROM pg_proc p
+            WHERE p.pronamespace = 'awa'::regnamespace AND p.prosrc LIKE '%advisory_xact_lock%'
+              AND p.proname NOT LIKE 'pg%'
+        LOOP
+            EXECUTE regexp_replace(v_function, '\\mpg_(try_)?advisory_xact', 'awa.\\&', 'g');
+        END LOOP;
+    END
+    $do$;
 """
 CLASSES = {"queue_ring": "RING", "claim_ring": "CLAIM_RING"}
 LEAVES = {
@@ -178,7 +204,7 @@ class Observed:
     """Locks that calls had at their end, and advisory ones as each call took them, in order."""
 
     locks: set[Lock] = field(default_factory=set)
-    orders: list[list[str]] = field(default_factory=list)
+    orders: list[list[Taking]] = field(default_factory=list)
 
 
 class Server:
@@ -210,21 +236,22 @@ class Server:
             actor.rollback()
         relations = self.conn.execute("SELECT oid::bigint, relname FROM pg_class").fetchall()
         known: dict[int, str] = dict(relations)
-        classes = {int(key): name for _, key, name in (notice.split(" ", 2) for notice in asked)}
+        words = [notice.split(" ", 2) for notice in asked]
+        classes = {int(key): self.class_name(name) for what, key, name in words if what == "class"}
         advisory = set()
         for kind, key, relation, mode in held:
-            if kind == "advisory" and not classes[key].startswith("step/"):
-                name = self.class_name(classes[key])
+            if kind == "advisory" and classes[key] != "STEP":
                 advisory.add(key)
-                observed.locks.add((name, "S" if mode == "ShareLock" else "X"))
+                observed.locks.add((classes[key], "S" if mode == "ShareLock" else "X"))
             elif kind == "relation" and mode in MODES:
                 for pattern, name in LEAVES.items():
                     if re.fullmatch(pattern, known.get(int(relation), "")):
                         observed.locks.add((name, MODES[mode]))
-        order = [int(notice.split(" ")[1]) for notice in asked]
-        observed.orders.append(
-            [self.class_name(classes[key]) for key in dict.fromkeys(order) if key in advisory]
-        )
+        taken: dict[int, Taking] = {}
+        for what, key, name in words:
+            if what == "taken" and int(key) in advisory:
+                taken.setdefault(int(key), (classes[int(key)], "_try_" in name))
+        observed.orders.append(list(taken.values()))
 
     @staticmethod
     def class_name(name: str) -> str:
@@ -563,10 +590,11 @@ def test_a_call_takes_the_locks_of_the_model_in_its_order(
 ) -> None:
     observed, modelled = Observed(), model_lists()[call]
     CALLS[call](Server(database, conn), observed)
-    assert without_truncate(observed.locks) == without_truncate(set(modelled))
-    names = [name for name, _ in modelled]
+    locks = {(name, mode) for name, mode, _ in modelled}
+    assert without_truncate(observed.locks) == without_truncate(locks)
+    takings = [(name, is_try) for name, _, is_try in modelled]
     for order in observed.orders:
-        assert is_in_order(order, names), f"{order} is not an order of {names}"
+        assert is_in_order(order, takings), f"{order} is not an order of {takings}"
 
 
 def without_truncate(locks: set[Lock]) -> set[Lock]:
@@ -574,10 +602,10 @@ def without_truncate(locks: set[Lock]) -> set[Lock]:
     return {(name, mode) for name, mode in locks if mode != "S" or (name, "AE") not in locks}
 
 
-def is_in_order(order: list[str], names: list[str]) -> bool:
-    """Whether a list of locks goes through the model's list forwards; twice, as rounds do."""
-    rest = iter(names + names)
-    return all(name in rest for name in order)
+def is_in_order(order: list[Taking], takings: list[Taking]) -> bool:
+    """Whether locks were first taken in the order in which the model first takes them."""
+    rest = iter(dict.fromkeys(takings))
+    return all(taking in rest for taking in dict.fromkeys(order))
 
 
 def test_every_call_of_the_model_is_compared() -> None:
