@@ -18,6 +18,7 @@ import test_client
 from awa import listener
 from awa._pooler import BACKEND, is_pooled
 from awa._session import AsyncSession, SessionSettings, connect_blocking
+from awa._version import SCHEMA_VERSION
 from conftest import Database, DatabaseServer
 from engine import WAIT_SECONDS, value
 from test_client import own_client  # noqa: F401 - a fixture
@@ -275,7 +276,7 @@ def test_lost_prepared_statements_are_met_once(
             conn.execute(FORGET, prepare=False)
             forgotten = conn.info.backend_pid
         for _ in range(7):
-            assert client.schema_version() == 1
+            assert client.schema_version() == SCHEMA_VERSION
         with client._connection(None) as conn:
             assert conn.info.backend_pid == forgotten
             assert conn.prepare_threshold is None
@@ -294,7 +295,7 @@ def test_async_clients_prepare_nothing_after_they_lost_a_statement(
             async with client._connection(None) as conn:
                 await conn.execute(FORGET, prepare=False)
             for _ in range(7):
-                assert await client.schema_version() == 1
+                assert await client.schema_version() == SCHEMA_VERSION
 
     asyncio.run(run())
     assert len([r for r in caplog.records if "prepared statements get lost" in r.message]) == 1
