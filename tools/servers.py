@@ -393,7 +393,7 @@ class Cluster:
 
     def kill(self) -> None:
         """Kill every process of the server at once, as when the machine is lost."""
-        if self._process is not None:
+        if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGSTOP)  # so that it starts no further one
             for pid in [*children(self._process.pid), self._process.pid]:
                 with contextlib.suppress(ProcessLookupError):

@@ -78,14 +78,14 @@ def end_backend(how: str, role: str, storm: Storm, _: random.Random) -> str:
 def kill_postmaster(storm: Storm, _: random.Random) -> str:
     """SIGKILL the postmaster alone; the backends notice by themselves."""
     os.kill(storm.cluster.pid, signal.SIGKILL)
-    storm.restart()
+    storm.cluster.restart()
     return "kill -9 of the postmaster"
 
 
 def kill_server(storm: Storm, _: random.Random) -> str:
     """SIGKILL all processes of the server at once."""
     storm.cluster.kill()
-    storm.restart()
+    storm.cluster.restart()
     return "kill -9 of the whole server"
 
 
