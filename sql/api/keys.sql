@@ -10,6 +10,10 @@ BEGIN
     IF queue IS NOT NULL THEN
         PERFORM @extschema@._check_name('queue', queue);
     END IF;
+    IF NOT @extschema@._is_small(args) AND @extschema@._is_too_deep(args) THEN
+        PERFORM @extschema@._refuse('23514', 'field "args" is nested more than 256 levels deep',
+            'The limit is 256 levels.');
+    END IF;
     RETURN @extschema@._unique_key(kind, queue, args, period_bucket);
 END
 $function$;
