@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from psycopg import IsolationLevel, sql
 
 from conftest import Database, DatabaseServer
-from engine import WORKER, value
+from engine import WORKER, insert, value
 from fuzz.stage import Call, Function, Stage
 from fuzz.values import (
     ATTEMPTS,
@@ -281,6 +281,24 @@ def test_an_outcome_that_is_refused_leaves_its_attempt_open(stage: Stage) -> Non
 @pytest.mark.long
 def test_many_outcomes_that_are_refused_leave_their_attempts_open(stage: Stage) -> None:
     fuzz_outcomes(stage, LONG)
+
+
+def test_a_time_that_is_long_past_is_now(stage: Stage, database: Database) -> None:
+    """Nor does it make a listing unreadable, where a job that is due has to wait."""
+    before_christ = "4714-11-24 00:00+00 BC"
+    with database.connect() as conn, database.connect(autocommit=False) as older:
+        older.isolation_level = IsolationLevel.REPEATABLE_READ
+        older.execute("SELECT 1")
+        insert(conn, "q")  # makes the lane, which an older snapshot does not see
+        call = "awa.insert_job('k', queue => 'q', run_at => %s)"
+        changes = '{"run_at": "0001-01-01T00:00:00+15:00"}'
+        assert value(older, f"SELECT ({call}).state", before_christ) == "scheduled"
+        assert value(older, f"SELECT ({call}).state", before_christ) == "scheduled"
+        older.commit()
+        later = insert(conn, "q", opts={"delay_seconds": 60})
+        conn.execute("SELECT awa.pause_queue('q'), awa.update_job(%s, %s)", [later, changes])
+        rows = conn.execute("SELECT run_at > now() - interval '1 hour' FROM awa.jobs").fetchall()
+        assert rows == [(True,)] * 4
 
 
 def test_what_was_taken_in_is_given_out(stage: Stage) -> None:

@@ -45,6 +45,15 @@ class Raw:
         return f"Raw({self.text[:40]!r}, {len(self.text)})"
 
 
+class Long(str):
+    """A text that is not shown in full."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"Long({self[:10]!r}, {len(self)})"
+
+
 @dataclass(frozen=True, slots=True)
 class Array:
     """An array of JSON values or numbers; its elements become text when their Refs are known."""
@@ -98,7 +107,15 @@ TEXTS = (
     *("", " ", "\t", "a\nb", "\r\n", "\x01", "\x1b[2J", "\x7f", "\u0085", "\u2028", "\ufeff"),
     *("'", '"', "';--", "\\", "\\x00", "%s %n %I", "{}", "{1,2}", "null", "NULL", "$1", "$$"),
     *("é", "e\u0301", "\u202egnp", "\U0001f600", "\ud7ff", "\U0010ffff", "İ", "ß" * 200),
-    *("x" * 200, "x" * 201, "\U0001f600" * 200, "x" * 513, "x" * 1025, "x" * 2001, "y" * 100_000),
+    *(
+        "x" * 200,
+        "x" * 201,
+        "\U0001f600" * 200,
+        "x" * 513,
+        Long("x" * 1025),
+        Long("x" * 2001),
+        Long("y" * 100_000),
+    ),
     *("NaN", "-1", "0", "1", "1e9", "1e400", "infinity", "0x10", " 1", "1_000", "true"),
 )
 INTEGERS = (
@@ -116,12 +133,19 @@ TIMES = (
     "294276-12-31 23:59:59.999999+00",
 )
 UUIDS = (str(UUID(int=0)), str(UUID(int=2**128 - 1)), str(UUID(int=7, version=4)))
-BYTES = (b"", b"\x00", b"\x00" * 16, b"\xff" * 17, b"x" * 100_000)
+BYTES = (b"", b"\x00", b"\x00" * 16, b"\xff" * 17, b"x" * 1000)
 LEAVES: tuple[Any, ...] = (
     *(None, True, False, 0, 1, 4, -1, 0.5, 2.5, 64, 65, 1001, 2**31, 2**63 - 1, 2**63, 2**64),
     *(Raw("1e400"), Raw("-1e400"), Raw("1e131071"), Raw("1e-16000"), Raw("-0.0"), Raw("1.0")),
     *("", " ", "x", "1", "-1", "1e400", "NaN", "Infinity", "null", "a\nb", "\x7f", "'", '"', "\\"),
-    *("x" * 201, "x" * 1025, "x" * 2001, "x" * 70_000, "\U0001f600" * 200, "9999-12-31T00:00:00Z"),
+    *(
+        "x" * 201,
+        Long("x" * 1025),
+        Long("x" * 2001),
+        Long("x" * 70_000),
+        "\U0001f600" * 200,
+        "9999-12-31T00:00:00Z",
+    ),
     *([], {}, [None], [[]], [{}], {"": None}, {"a": {}}, [1, "a", None, {}], ["a"] * 21),
     *(Raw("[" * n + "]" * n) for n in (255, 256, 257, 3000)),
     *(Raw('{"a":' * 300 + "1" + "}" * 300), Raw('{"a": 1, "a": 2}'), Raw('{"a\\nb": 1}')),
