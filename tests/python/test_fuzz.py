@@ -110,7 +110,8 @@ def calls(draw: st.DrawFn, function: Function, setting_names: Sequence[str]) -> 
         if isinstance(arguments.get("positions"), Array) and "positions" not in odd:
             arguments["positions"] = Array((Ref(attempt, "position"),))
     is_kept = not function.name.startswith(ROLLED_BACK) and draw(st.integers(0, 2)) == 0
-    return Call(function, arguments, draw(st.sampled_from(LEVELS)), is_kept)
+    is_caseless = draw(st.integers(0, 5)) == 0
+    return Call(function, arguments, draw(st.sampled_from(LEVELS)), is_kept, is_caseless)
 
 
 def check_error(error: psycopg.Error, allowed: set[str], prefix: str = "") -> None:

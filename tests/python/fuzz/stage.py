@@ -29,6 +29,11 @@ HANDLERS = """
     CREATE FUNCTION handle_job(job awa.claimed_job) RETURNS void LANGUAGE sql AS '';
     CREATE FUNCTION handle_set(args jsonb) RETURNS SETOF jsonb LANGUAGE sql AS 'SELECT args';
 """
+CASELESS = """
+    CREATE COLLATION public.caseless (
+        provider = icu, locale = 'und-u-ks-level2', deterministic = false)
+"""
+HAS_ICU = "SELECT EXISTS (SELECT FROM pg_collation WHERE collname = 'und-x-icu')"
 SIGNATURES = """
     SELECT p.proname, coalesce(p.proargnames, '{}')::text[],
            ARRAY(SELECT format_type(t, NULL) FROM unnest(p.proargtypes) WITH ORDINALITY a (t, o)
@@ -70,6 +75,7 @@ class Call:
     arguments: dict[str, object]
     level: IsolationLevel | None = None
     is_kept: bool = True
+    is_caseless: bool = False  # texts have a collation that ignores case, where there is one
 
 
 class Stage:
@@ -81,6 +87,9 @@ class Stage:
         self.watcher = database.connect()
         self.known: dict[str, dict[str, int]] = {}
         self.conn.execute(HANDLERS)
+        self.has_icu = value(self.conn, HAS_ICU)
+        if self.has_icu:
+            self.conn.execute(CASELESS)
         # Nothing here waits for anybody.
         self.conn.execute("SET statement_timeout = '30s'; SET lock_timeout = '5s'")
         for queue, opts in (
@@ -178,14 +187,7 @@ class Stage:
         types = dict(call.function.parameters)
         given = {n: self.text(v, types[n]) for n, v in call.arguments.items()}
         casts = (
-            # The catalog's numbers of objects, whether there is one or not.
-            sql.SQL("{} => {}").format(
-                sql.Identifier(name),
-                sql.SQL("{}::oid::" if types[name].startswith("reg") else "{}::").format(
-                    sql.Placeholder(name)
-                )
-                + sql.SQL(types[name]),
-            )
+            sql.SQL("{} => {}").format(sql.Identifier(name), self._cast(name, types[name], call))
             for name in given
         )
         query = sql.SQL("SELECT answer.* FROM awa.{}({}) answer").format(
@@ -197,6 +199,13 @@ class Stage:
                 return self.conn.execute(query, given).fetchall()
         finally:
             self.conn.isolation_level = None
+
+    def _cast(self, name: str, type_name: str, call: Call) -> sql.Composed:
+        # By its number, an object of the catalog need not exist.
+        cast = "{}::oid::" if type_name.startswith("reg") else "{}::"
+        is_caseless = type_name == "text" and call.is_caseless and self.has_icu
+        collation = " COLLATE public.caseless" if is_caseless else ""
+        return sql.SQL(cast).format(sql.Placeholder(name)) + sql.SQL(type_name + collation)
 
     # Proofs
 
