@@ -6,7 +6,7 @@ The commands and options are those of the command tree, so a new one is tried as
 from __future__ import annotations
 
 import json
-import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,9 @@ from click.testing import CliRunner, Result
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from awa import conformance
 from awa.cli import main
+from awa.embedded import EmbeddedPostgresError, Postgres
 from conftest import Database, DatabaseServer
 from fuzz.stage import Stage
 from fuzz.values import JOBS, QUEUES, TEXTS, Ref
@@ -81,6 +83,13 @@ def stage(server: DatabaseServer, template: Database) -> Iterator[Stage]:
         stage = Stage(database)
         yield stage
         stage.close()
+
+
+@pytest.fixture
+def own_stage(database: Database) -> Iterator[Stage]:
+    stage = Stage(database)
+    yield stage
+    stage.close()
 
 
 def command_at(path: Sequence[str]) -> click.Command:
@@ -171,8 +180,8 @@ def test_a_command_answers_or_says_what_is_wrong(stage: Stage, path: tuple[str, 
 
 @pytest.mark.long
 @pytest.mark.parametrize("path", PATHS, ids=" ".join)
-def test_many_commands_answer_or_say_what_is_wrong(stage: Stage, path: tuple[str, ...]) -> None:
-    fuzz(stage, path, LONG)
+def test_many_commands_answer_or_say_what_is_wrong(own_stage: Stage, path: tuple[str, ...]) -> None:
+    fuzz(own_stage, path, LONG)
 
 
 @pytest.mark.parametrize(
@@ -183,6 +192,8 @@ def test_many_commands_answer_or_say_what_is_wrong(stage: Stage, path: tuple[str
         (["queues", "drain", "q"], REFUSED, "error: nothing was done: nobody said yes\nhint: "),
         (["settings", "reset", "a\x1b[2J\nb"], REFUSED, r'there is no setting "a\x1b[2J\nb"'),
         (["jobs", "--schema", "\x9b31m"], REFUSED, r'awa is not installed in schema "\x9b31m"'),
+        (["conformance", "--worker", "'"], REFUSED, 'error: field "command" cannot be split'),
+        (["conformance", "--worker", " "], REFUSED, 'error: field "command" must not be empty'),
         (["queues", "--dsn", "\x01"], REFUSED, r'error: missing "=" after "\x01"'),
     ],
 )
@@ -193,9 +204,15 @@ def test_what_was_found_once(stage: Stage, words: list[str], code: int, said: st
     assert said in result.stderr
 
 
+def test_a_worker_that_cannot_be_started_keeps_no_rule(database: Database) -> None:
+    verdicts = list(conformance.run(database.dsn, "/no/such/program", rules=["W2"]))
+    assert [verdict.answer for verdict in verdicts] == ["failed", "failed"]
+    assert "cannot be started" in verdicts[0].detail
+
+
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_a_process_without_its_streams_leaves_no_traceback(stage: Stage, closed: str) -> None:
-    for words in ("jobs --json", "jobs show 5", "nonsense"):
+    for words in ("jobs --json", "nonsense"):
         done = subprocess.run(
             ["sh", "-c", f'exec "$0" -m awa {words} {closed}', sys.executable],
             env=environment(stage.dsn),
@@ -214,17 +231,8 @@ def test_a_data_folder_that_cannot_be_one_is_named(tmp_path: Path) -> None:
     (tmp_path / "full/file").write_text("")
     (tmp_path / "other/data").mkdir(parents=True)
     (tmp_path / "other/data/PG_VERSION").write_text("")
-    folders = ("full", "other", "x" * 300)
-    for folder in ("/dev/null/x", "/proc/awa", *(str(tmp_path / name) for name in folders)):
-        done = subprocess.run(
-            [sys.executable, "-m", "awa", "dev", "--data-dir", folder],
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
-        assert done.returncode == REFUSED, folder
-        assert done.stderr.startswith("error: "), done.stderr
-        assert len(done.stderr.splitlines()) <= 2, done.stderr
+    folders = (tmp_path / name for name in ("full", "other", "x" * 300))
+    for folder in (Path("/dev/null/x"), Path("/proc/awa"), *folders):
+        with pytest.raises(EmbeddedPostgresError, match=re.escape(str(folder))), Postgres(folder):
+            pass
     assert (tmp_path / "full/password").read_text() == "mine"

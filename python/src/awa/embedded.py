@@ -131,11 +131,11 @@ class Postgres:
             tempfile.mkdtemp(prefix="awa-postgres-", dir="/var/tmp" if self._user else None)
         )
         self._give(self.scratch)
+        home = self._data_dir or self.scratch / "server"
+        self._prepare(home)
         tree = _installed_tree()
         if not self._can_run(tree):
             tree = self._copy(tree)
-        home = self._data_dir or self.scratch / "server"
-        self._prepare(home)
         if not (home / "data" / "PG_VERSION").exists():
             self._initdb(tree, home)
         self._serve(tree, home)
