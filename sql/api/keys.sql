@@ -5,12 +5,19 @@ RETURNS bytea
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $function$
+DECLARE
+    v_kind text COLLATE "default" := kind;
+    v_queue text COLLATE "default" := queue;
 BEGIN
-    PERFORM @extschema@._check_name('kind', kind);
-    IF queue IS NOT NULL THEN
-        PERFORM @extschema@._check_name('queue', queue);
+    PERFORM @extschema@._check_name('kind', v_kind);
+    IF v_queue IS NOT NULL THEN
+        PERFORM @extschema@._check_name('queue', v_queue);
     END IF;
-    RETURN @extschema@._unique_key(kind, queue, args, period_bucket);
+    IF NOT @extschema@._is_small(args) AND @extschema@._is_too_deep(args) THEN
+        PERFORM @extschema@._refuse('23514', 'field "args" is nested more than 256 levels deep',
+            'The limit is 256 levels.');
+    END IF;
+    RETURN @extschema@._unique_key(v_kind, v_queue, args, period_bucket);
 END
 $function$;
 COMMENT ON FUNCTION @extschema@.unique_key(text, text, jsonb, bigint) IS

@@ -214,7 +214,7 @@ BEGIN
         PERFORM @extschema@._refuse('22023', 'option "queue" must be a string', 'Correct it or leave it out.');
     END IF;
     IF changes ?| '{run_at,delay_seconds}' THEN
-        v_run_at := coalesce(
+        v_run_at := greatest(
             @extschema@._delayed(@extschema@._parse_run_at(changes -> 'run_at'), changes, v_now), v_now);
     END IF;
     RETURN @extschema@._update_job(job_id, changes, v_run_at, v_now);

@@ -412,7 +412,7 @@ COMMENT ON FUNCTION @extschema@._due_at(@extschema@._job, timestamptz) IS 'Inter
 CREATE OR REPLACE FUNCTION @extschema@._born_at(p_job @extschema@._job, p_now timestamptz)
 RETURNS @extschema@._job
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN ROW((p_job).job_id, (p_job).queue, (p_job).priority, (p_job).shard, coalesce((p_job).run_at, p_now),
+RETURN ROW((p_job).job_id, (p_job).queue, (p_job).priority, (p_job).shard, greatest((p_job).run_at, p_now),
            (p_job).attempt, (p_job).run_lease, (p_job).kind, (p_job).args,
            coalesce((p_job).ext, '{}') || jsonb_build_object('created_at', p_now))::@extschema@._job;
 COMMENT ON FUNCTION @extschema@._born_at(@extschema@._job, timestamptz) IS

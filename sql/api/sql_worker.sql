@@ -106,4 +106,4 @@ COMMENT ON FUNCTION @extschema@.work(text, integer, jsonb) IS
 'Claims up to max_jobs (1 to 32) jobs of a queue and runs those whose kind is bound to a function, in the caller''s
 transaction and with the caller''s rights. A function that raises takes its own changes back, and its job is retried
 with the error; kinds that are not bound are handed back. Holds the lanes it claims from until the transaction ends.
-Errors: 22023, 25001.';
+Errors: 22023, 23514, 25001.';

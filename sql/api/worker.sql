@@ -158,7 +158,7 @@ COMMENT ON FUNCTION @extschema@.claim_ready_runtime(text, integer, uuid, jsonb) 
 'Claims up to max_batch (1 to 1000) jobs of a queue for a worker process; each claim is an attempt and raises
 run_lease by one. Call it in a transaction of its own. opts: separate (kinds that complete in their own transaction:
 one batch row per job), deadline_seconds (hard deadline of attempts that have none of their own), wake_others (wake a
-sleeper when the limit was hit). Nothing found: ask claim_status. Errors: 22023, 25001 outside READ COMMITTED.';
+sleeper when the limit was hit). Nothing found: ask claim_status. Errors: 22023, 23514, 25001.';
 
 CREATE OR REPLACE FUNCTION @extschema@.claim_status(queue text, arm boolean DEFAULT false)
 RETURNS @extschema@.claim_status
@@ -177,7 +177,7 @@ COMMENT ON FUNCTION @extschema@.claim_status(text, boolean) IS
 'Why a claim found nothing: ready (claim again), in_flight (a producer has not committed yet, or rolled back just
 now), contended, paused or idle. With arm, producers notify the channel from now on, and what was inserted before is
 seen: a caller that gets idle may sleep in LISTEN channel for at most retry_after_ms. channel is NULL where the queue
-has notify off: poll. Errors: 22023, 25001.';
+has notify off: poll. Errors: 22023, 23514, 25001.';
 
 CREATE OR REPLACE FUNCTION @extschema@.complete_jobs(
     instance_id uuid, claim_slot integer, batch_id bigint, positions bigint[])

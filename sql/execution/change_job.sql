@@ -196,7 +196,7 @@ DECLARE
                      FROM jsonb_each(p_changes) o WHERE o.key = ANY (c_options));
 BEGIN
     v_job.args := CASE WHEN p_changes ? 'args' THEN p_changes -> 'args' ELSE v_job.args END;
-    PERFORM @extschema@._check_job(v_job.kind, v_job.args, v_queue, v_priority, v_max_attempts, NULL);
+    PERFORM @extschema@._check_job(v_job.kind, v_job.args, v_queue, v_priority, v_max_attempts, p_run_at);
     v_job.ext := v_job.ext - (ARRAY(SELECT jsonb_object_keys(v_opts)) || 'max_attempts'::text)
         || coalesce(@extschema@._job_ext(v_opts, v_max_attempts), '{}');
     v_job.priority := v_priority;

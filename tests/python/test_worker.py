@@ -1112,3 +1112,9 @@ def test_times_that_cannot_be_waited_for_are_refused(seconds: float) -> None:
             awa.Worker("", handlers, **{option: seconds})  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="grace takes a finite number"):
         awa.Worker("", handlers).stop(grace=seconds)
+
+
+@pytest.mark.parametrize("queue", ["", "a\nb", "\x9b", "x" * 201])
+def test_a_queue_that_cannot_be_is_refused(queue: str) -> None:
+    with pytest.raises(awa.InvalidArgument, match="is not a name"):
+        awa.Worker("", awa.Handlers(), queues={"default": 1, queue: 1})

@@ -43,6 +43,9 @@ exec 3<&-
 exec "$@"
 """
 
+# What a start that did not get to its end may leave in a data folder.
+_OWN_FILES = {"data", "log", "password"}
+
 _CONTROL = "schema = awa\nrelocatable = false\nsuperuser = false\ntrusted = true\n"
 
 
@@ -129,18 +132,29 @@ class Postgres:
             tempfile.mkdtemp(prefix="awa-postgres-", dir="/var/tmp" if self._user else None)
         )
         self._give(self.scratch)
+        home = self._data_dir or self.scratch / "server"
+        self._prepare(home)
         tree = _installed_tree()
         if not self._can_run(tree):
             tree = self._copy(tree)
-        home = self._data_dir or self.scratch / "server"
-        self._prepare(home)
         if not (home / "data" / "PG_VERSION").exists():
             self._initdb(tree, home)
         self._serve(tree, home)
 
     def _prepare(self, home: Path) -> None:
-        home.mkdir(parents=True, mode=0o700, exist_ok=True)
-        if not any(home.iterdir()):
+        try:
+            home.mkdir(parents=True, mode=0o700, exist_ok=True)
+            found = {path.name for path in home.iterdir()}
+            is_ours = found <= _OWN_FILES or (home / "data" / "PG_VERSION").exists()
+        except OSError as error:
+            raise EmbeddedPostgresError(
+                f"{home} cannot be the data folder: {error.strerror}"
+            ) from error
+        if not is_ours:
+            raise EmbeddedPostgresError(
+                f"{home} is not empty and holds no server; choose another data folder"
+            )
+        if not found:
             self._give(home)
         if self._run("test", "-w", str(home)).returncode != 0:
             user = self._user.pw_name if self._user else "this user"
@@ -175,7 +189,12 @@ class Postgres:
             "extension_control_path": f"{self._write_extension()}:$system",
             **self._settings,
         }
-        password = (home / "password").read_text().strip()
+        try:
+            password = (home / "password").read_text().strip()
+        except OSError as error:
+            raise EmbeddedPostgresError(
+                f"the password of the server in {home} cannot be read: {error.strerror}"
+            ) from error
         log = home / "log"
         for _ in range(5):
             settings["port"] = str(self._port or _free_port())

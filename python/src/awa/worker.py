@@ -7,6 +7,7 @@ import contextlib
 import os
 import platform
 import time
+import unicodedata
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
@@ -28,6 +29,7 @@ from ._threads import DaemonThreads
 from ._version import __version__, check_schema
 from .errors import (
     AwaError,
+    InvalidArgument,
     VersionMismatch,
     WrongState,
     is_refusal,
@@ -491,6 +493,11 @@ def _close_without_waiting(loop: asyncio.AbstractEventLoop) -> None:
     loop.close()
 
 
+def _is_name(text: str) -> bool:
+    """Whether the database takes it for the name of a queue: a worker would try for ever."""
+    return 0 < len(text) <= 200 and not any(unicodedata.category(c) == "Cc" for c in text)
+
+
 def _queues(queues: Queues, handlers: Handlers) -> dict[str, int]:
     if isinstance(queues, int):
         queues = dict.fromkeys(handlers.queues, queues)
@@ -499,6 +506,11 @@ def _queues(queues: Queues, handlers: Handlers) -> dict[str, int]:
             raise TypeError(f"queues takes a mapping or a list, not the string {queues!r}")
         queues = dict.fromkeys(queues, DEFAULT_CONCURRENCY)
     for queue, concurrency in queues.items():
+        if not _is_name(queue):
+            raise InvalidArgument(
+                f"queue {queue[:100]!r} is not a name",
+                hint="A queue has a name of 1 to 200 printable characters.",
+            )
         if isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 1:
             raise ValueError(f'queue "{queue}" needs at least one slot, not {concurrency!r}')
     if not queues:

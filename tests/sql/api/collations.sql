@@ -27,6 +27,8 @@ SELECT is((SELECT count(*) FROM test.names n, LATERAL awa.claim_ready_runtime(n.
 SELECT throws_ok($$ SELECT awa.set_setting('AGING_SECONDS' COLLATE test.caseless, '5' COLLATE test.caseless) $$, '42704', NULL, 'names of settings have case');
 SELECT lives_ok($$ SELECT awa.set_setting('aging_seconds' COLLATE test.caseless, '5' COLLATE test.caseless) $$, 'set_setting takes any collation');
 SELECT is(awa.ordering_shard('A' COLLATE test.caseless, 64), awa.ordering_shard('A', 64), 'ordering_shard hashes bytes');
+SELECT isnt(awa.unique_key('k' COLLATE test.caseless, 'Q' COLLATE test.caseless, '{}', 1), awa.unique_key('k', 'q', '{}', 1),
+    'unique_key takes any collation, and hashes bytes');
 SELECT is(awa.cancel_job((awa.insert_job('k', queue => 'q')).job_id, 'why' COLLATE test.caseless) COLLATE "C", 'cancelled',
     'cancel_job takes any collation');
 SELECT awa.insert_many('k', '{1,2}', n.queue) FROM test.names n \g /dev/null

@@ -114,4 +114,8 @@ SELECT is(test.finish(:'job', 'retry', jsonb_build_object('error', test.nested(2
 SELECT results_eq(format('SELECT jsonb_typeof(j.errors #> ''{0,error}''), j.errors #> ''{0,truncated}'' FROM test.info(%L) j', :'job'),
     $$ VALUES ('string', 'true'::jsonb) $$, 'one that is nested too deep is kept as text');
 
+SELECT isnt(awa.unique_key('k', NULL, test.nested(256), NULL), NULL, 'unique_key takes 256 levels');
+SELECT test.refuses($$ SELECT awa.unique_key('k', NULL, test.nested(3000), NULL) $$, '23514', 'field "args" is nested more than 256 levels deep',
+    'and no more, before it would run out of stack');
+
 SELECT * FROM finish();

@@ -32,6 +32,8 @@ SELECT is(test.update(:id, '{"delay_seconds": 60}'), 'scheduled', 'later');
 SELECT is_empty($$ SELECT FROM test.claim('b') $$, 'it does not run yet');
 SELECT is(test.update(:id, '{"args": [1]}'), 'scheduled', 'a scheduled job is changed');
 SELECT is(test.update(:id, '{"run_at": "2030-01-31T12:00:00Z"}'), 'scheduled', 'to another time');
+SELECT test.refuses(format('SELECT test.update(%s, ''{"run_at": "9999-12-31T23:59:59-15:00"}'')', :id), '23514', 'field "run_at" is %',
+    'but not beyond the times that every language has');
 SELECT results_eq(format('SELECT j.args, j.run_at FROM awa.job(%s) j', :id), $$ VALUES ('[1]'::jsonb, '2030-01-31T12:00:00Z'::timestamptz) $$, 'both stay');
 SELECT is(test.update(:id, '{"run_at": null}'), 'available', 'now');
 SELECT results_eq($$ SELECT c.job_id, c.args, c.priority FROM test.claim('b') c $$, format($$ VALUES (%s::bigint, '[1]'::jsonb, 4) $$, :id), 'it runs');

@@ -46,6 +46,8 @@ class _Commands(click.Group):
             raise Failure(str(error), error.hint) from error
         except EmbeddedPostgresError as error:
             raise Failure(str(error)) from error
+        except click.Abort as error:
+            raise Failure("nothing was done: nobody said yes", "Say it by --yes.") from error
         except UnicodeEncodeError as error:
             # How Python passes on bytes of the command line that are not text.
             what = ascii(error.object)

@@ -7,7 +7,7 @@ import sys
 import click
 
 from .. import conformance as driver
-from .options import Options, common_options, pass_options
+from .options import Options, Seconds, common_options, pass_options
 from .output import as_json
 
 
@@ -28,7 +28,7 @@ from .output import as_json
 )
 @click.option(
     "--timeout",
-    type=float,
+    type=Seconds(0),
     default=30,
     show_default=True,
     help="Seconds to wait for anything that a rule asks for.",

@@ -197,7 +197,9 @@ def cancel(options: Options, job_id: int, reason: str | None) -> None:
 @click.argument("job_id", type=int)
 @click.option("-q", "--queue", help="Another queue.")
 @click.option("-p", "--priority", type=int, help="Another priority.")
-@click.option("--delay", "delay_seconds", type=float, help="Not before so many seconds from now.")
+@click.option(
+    "--delay", "delay_seconds", type=Seconds(0), help="Not before so many seconds from now."
+)
 @common_options
 @pass_options
 def retry(options: Options, /, job_id: int, **opts: object) -> None:

@@ -11,6 +11,7 @@ from typing import IO, Any, TypeVar
 import click
 
 from .database import Database
+from .output import one_line
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -38,10 +39,10 @@ class Failure(click.ClickException):
         self.hint = hint
 
     def show(self, file: IO[Any] | None = None) -> None:
-        """Print to stderr, as `error: ...` and `hint: ...`."""
-        click.echo(f"error: {self.message}", file=file, err=True)
+        """Print to stderr, as `error: ...` and `hint: ...`: the words may be anybody's."""
+        click.echo(f"error: {one_line(self.message)}", file=file, err=True)
         if self.hint:
-            click.echo(f"hint: {self.hint}", file=file, err=True)
+            click.echo(f"hint: {one_line(self.hint)}", file=file, err=True)
 
 
 @dataclass

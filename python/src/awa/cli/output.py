@@ -67,7 +67,12 @@ def as_text(value: object) -> str:
         return value.astimezone().strftime("%Y-%m-%d %H:%M:%S%z")
     if isinstance(value, dict | list):
         value = as_json(value, compact=True)
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(value))
+    return one_line(str(value))
+
+
+def one_line(text: str) -> str:
+    """The text with what is not printable escaped, line breaks as well."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 @contextmanager

@@ -48,10 +48,10 @@ def queue_option(command: Callable[..., Any]) -> Callable[..., Any]:
     )(command)
 
 
-def load_handlers(target: str) -> Any:
+def load_handlers(target: str) -> Handlers:
     """The object that MODULE:NAME names; the current folder may hold the module."""
     module_name, _, name = target.partition(":")
-    if not module_name:
+    if not module_name or module_name.startswith("."):
         raise click.BadParameter(f"{target!r} is not MODULE:HANDLERS")
     if "" not in sys.path:
         sys.path.insert(0, "")
@@ -74,7 +74,13 @@ def load_handlers(target: str) -> Any:
             f'"{target}" is of type {type(found).__name__}',
             "Name an awa.Handlers, or a dict of functions by kind.",
         )
-    return found
+    try:
+        return found if isinstance(found, Handlers) else Handlers(found)
+    except (TypeError, ValueError) as error:
+        raise Failure(
+            f'"{target}" holds what cannot be a handler: {error}',
+            "Name an awa.Handlers, or a dict of functions by kind.",
+        ) from error
 
 
 @click.command(short_help="Run jobs until SIGTERM or SIGINT.")

@@ -99,8 +99,14 @@ def run(
     """
     if unknown := set(rules) - {rule.number for rule in RULES}:
         raise InvalidArgument(f'field "rules" names no rule: {", ".join(sorted(unknown))}')
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise InvalidArgument(f'field "command" cannot be split into words: {error}') from error
+    if not words:
+        raise InvalidArgument('field "command" must not be empty')
     with psycopg.connect(dsn, autocommit=True) as conn:
-        trial = _Trial(conn, dsn, command, schema, timeout, output)
+        trial = _Trial(conn, dsn, words, schema, timeout, output)
         with trial.prepared():
             first = trial.judge(RULES[0])
             yield first
@@ -116,7 +122,7 @@ class _Trial:
         self,
         conn: psycopg.Connection[Any],
         dsn: str,
-        command: str,
+        command: list[str],
         schema: str,
         timeout: float,
         output: IO[Any] | None,
@@ -125,7 +131,7 @@ class _Trial:
         self.client = Client(conn, schema=schema)
         self.schema = sql.Identifier(schema)
         self.dsn = dsn
-        self.command = shlex.split(command)
+        self.command = command
         self.timeout = timeout
         self.output = subprocess.DEVNULL if output is None else output
         self.worker: subprocess.Popen[bytes] | None = None
@@ -153,13 +159,16 @@ class _Trial:
                 self.client.set_setting(name, value)
 
     def start(self) -> subprocess.Popen[bytes]:
-        self.worker = subprocess.Popen(
-            self.command,
-            env={**os.environ, "AWA_DSN": self.dsn, "AWA_QUEUE": QUEUE},
-            stdout=self.output,
-            stderr=self.output,
-            start_new_session=True,
-        )
+        try:
+            self.worker = subprocess.Popen(
+                self.command,
+                env={**os.environ, "AWA_DSN": self.dsn, "AWA_QUEUE": QUEUE},
+                stdout=self.output,
+                stderr=self.output,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise _Failed(f"{self.command[0]!r} cannot be started: {error.strerror}") from error
         return self.worker
 
     def kill(self) -> None:
