@@ -111,8 +111,8 @@ test: build setup ## everything, on PostgreSQL 15 and 18 side by side
 test-one: build setup ## SQL and Python tests on one version (VERSION=15|16|17|18, K=expression)
 	@$(BIN)/python -m tools.run_tests --no-static $(if $(K),-k '$(K)') $(VERSION)
 
-test-long: build setup ## the longer forms of the tests as well, on 15 and 18
-	@$(BIN)/python -m tools.run_tests --long 15 18
+test-long: build setup ## the longer forms of the tests as well, on 15 and 18, or a part of the long forms (PART=cases|crashes|races|orders|inputs|models|others)
+	@$(BIN)/python -m tools.run_tests $(if $(PART),--no-static --part $(PART),--long) 15 18
 
 test-matrix: build setup ## everything, on every supported PostgreSQL, two at a time
 	@$(BIN)/python -m tools.run_tests 15 16 17 18

@@ -38,6 +38,16 @@ TAIL = 60  # lines of a failed step's output to print
 # Two-phase commit is off by default.
 TEST_SETTINGS = {"plpgsql.extra_errors": "all", "max_prepared_transactions": "8"}
 MAX_SECONDS = 1200  # for one run of pytest
+# The long tests in parts of less than half an hour, by names of their modules.
+PARTS = {
+    "cases": "test_b0 or test_b1 or test_b2",
+    "crashes": "test_crashes",
+    "races": "test_race or test_interleaver",
+    "orders": "test_orders",
+    "inputs": "test_fuzz",
+    "models": "test_models",
+}
+PARTS["others"] = f"not ({' or '.join(PARTS.values())})"
 NO_TESTS = 5  # pytest's exit code when nothing was selected
 _printing = threading.Lock()
 
@@ -89,9 +99,12 @@ def pgtap(cluster: Cluster, pattern: str, log: Path) -> tuple[bool, str]:
     return not bad, f"{passed} passed in {len(reports)} files, {len(bad)} files failed"
 
 
-def pytest(cluster: Cluster, pattern: str, long: bool, log: Path) -> tuple[bool, str]:
+def pytest(
+    cluster: Cluster, pattern: str, long: bool, part: str | None, log: Path
+) -> tuple[bool, str]:
     """Run the Python tests."""
     arguments = ["-m", "pytest", "-c", PYPROJECT, "--rootdir", ".", "-q", "--durations=10"]
+    arguments += ["-m", "long"] if part else []
     arguments += ["-o", "faulthandler_timeout=120", "tests/python"]
     arguments += ["-k", pattern] if pattern else []
     arguments += ["--long"] if long else []
@@ -100,8 +113,8 @@ def pytest(cluster: Cluster, pattern: str, long: bool, log: Path) -> tuple[bool,
     return python(arguments, log, env=cluster.environment, seconds=seconds, good_codes=good_codes)
 
 
-def test_version(version: int, pattern: str, long: bool) -> bool:
-    """Run the tests on one server version."""
+def test_version(version: int, pattern: str, long: bool, part: str | None) -> bool:
+    """Run the tests on one server version, or a part of the long ones."""
     cluster: Cluster | None = None
 
     def start(log: Path) -> tuple[bool, str]:
@@ -114,12 +127,9 @@ def test_version(version: int, pattern: str, long: bool) -> bool:
     if not step(f"{version} start", start) or cluster is None:
         return False
     try:
-        return all(
-            [
-                step(f"{version} pgtap", partial(pgtap, cluster, pattern)),
-                step(f"{version} pytest", partial(pytest, cluster, pattern, long)),
-            ]
-        )
+        steps = [] if part else [step(f"{version} pgtap", partial(pgtap, cluster, pattern))]
+        steps.append(step(f"{version} pytest", partial(pytest, cluster, pattern, long, part)))
+        return all(steps)
     finally:
         shutil.copyfile(cluster.log_file, LOGS / f"{version}-server.log")
         cluster.stop()
@@ -130,6 +140,7 @@ def main() -> int:
     parser.add_argument("versions", nargs="*", type=int, metavar="VERSION", help=f"{VERSIONS}")
     parser.add_argument("--static", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--long", action="store_true", help="run the tests marked long as well")
+    parser.add_argument("--part", choices=PARTS, help="of the tests marked long, and no others")
     parser.add_argument(
         "-k",
         default="",
@@ -137,6 +148,9 @@ def main() -> int:
         help="pytest's -k, and a part of a pgTAP file's name",
     )
     arguments = parser.parse_args()
+    pattern, is_long = arguments.k, arguments.long
+    if arguments.part:
+        pattern, is_long = PARTS[arguments.part], True
     exit_on_sigterm()
     LOGS.mkdir(parents=True, exist_ok=True)
     good = True
@@ -145,7 +159,8 @@ def main() -> int:
         good = all(checks)
     with ThreadPoolExecutor(2) as pool:
         runs = [
-            pool.submit(test_version, v, arguments.k, arguments.long) for v in arguments.versions
+            pool.submit(test_version, v, pattern, is_long, arguments.part)
+            for v in arguments.versions
         ]
         results = [run.result() for run in runs]
     good = good and all(results)
