@@ -242,7 +242,7 @@ def refute(model: Model, mutant: Mutant) -> Refutation:
                 mutant=mutant.name,
                 claim=claim,
                 seconds=SHORT_SECONDS,
-                optimise="-O0",  # the compiler takes longer than the search
+                is_small=True,
             )
             names = {violated(model, error, claim) for error in found.errors}
             if not names and found.incomplete:

@@ -16,6 +16,7 @@ from tools.servers import apt_download, cache_lock
 
 # Defined for the compiler of the verifier; every other -D is the model's own.
 PAN_DEFINES = {"COLLAPSE", "NOREDUCE", "NOFAIR", "NFAIR", "VECTORSZ", "SPACE", "REACH"}
+INEXACT = re.compile(r"BITSTATE|HC\d?")
 PAN_FLAGS = re.compile(r"-(a|f|E|l|m\d+|w\d+)")
 TRAIL_LINES = 200
 # A never claim and the end of a process that loops are no lines of the model.
@@ -43,8 +44,8 @@ class Options:
         compiler: list[str] = []
         pan: list[str] = []
         for word in text.split():
-            if word.startswith("-D"):
-                name = word[2:].partition("=")[0]
+            name = word[2:].partition("=")[0]
+            if word.startswith("-D") and not INEXACT.fullmatch(name):
                 (compiler if name in PAN_DEFINES else model).append(word)
             elif PAN_FLAGS.fullmatch(word):
                 pan.append(word)
@@ -131,7 +132,7 @@ def search(
     by_statement: bool = False,
     mebibytes: int = 4096,
     seconds: float | None = None,
-    optimise: str = "-O2",
+    is_small: bool = False,
 ) -> Search:
     """Generate, compile and run the verifier of a model: its assertions, or one of its claims."""
     began = time.monotonic()
@@ -147,13 +148,16 @@ def search(
         if "Error" in said or not (folder / "pan.c").exists():
             raise RuntimeError(f"{model.name} {' '.join(defines)}: {said}")
         safety = [] if claim else ["-DSAFETY", "-DNOCLAIM"]
+        # A small search takes less time than a good compiler, or than clearing a large hash table.
+        optimise = "-O0" if is_small else "-O2"
+        hash_table = ["-w20"] if is_small else []
         limit = f"-DMEMLIM={mebibytes}"
         run(
             ["gcc", "-w", optimise, limit, *options.compiler, *safety, "-o", "pan", "pan.c"], folder
         )
-        table = run([folder / "pan", "-d"], folder)
+        table = run([folder / "pan", "-d"], folder) if by_statement else ""
         named = ["-N", claim] if claim else []
-        output = run([folder / "pan", *options.pan, *named], folder, seconds)
+        output = run([folder / "pan", *hash_table, *options.pan, *named], folder, seconds)
         trail = ""
         if mutant is None and list(folder.glob("*.trail")):
             trail = run([spin, *defines, "-t", "-p", "-g", "-l", model.name], folder)

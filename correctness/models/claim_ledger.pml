@@ -32,7 +32,7 @@
  * invariant NO_DEADLOCK: nobody waits for ever: claimers and the ring can always go on, the others end.
  *
  * check: -DPRODUCERS=3 -DCLAIMERS=2 -DABORTS=1 -m100000 -DCOLLAPSE
- * check: -DPRODUCERS=3 -DCLAIMERS=1 -DSAVEPOINTS=1 -DABORTS=1 -DEARLY=1 -m100000 -DCOLLAPSE
+ * check: -DPRODUCERS=3 -DCLAIMERS=1 -DSAVEPOINTS=1 -DABORTS=1 -m100000 -DCOLLAPSE
  * check: -DPRODUCERS=2 -DCLAIMERS=2 -DEARLY=1 -DSECOND=1 -DUNDONE=1 -m100000 -DCOLLAPSE
  * check: -DPRODUCERS=2 -DCLAIMERS=1 -DCANCELS=2 -DABORTS=1 -DUNDONE=1 -m100000 -DCOLLAPSE
  * check: -DPRODUCERS=2 -DCLAIMERS=2 -DCANCELS=1 -DUNDONE=1 -m100000 -DCOLLAPSE
@@ -52,7 +52,7 @@
  * mutant QUIET_WITHOUT_LOOKING: the proof by locks does not look at the locks; refuted by NO_LOST_JOB
  * mutant QUIET_AFTER_PROBE: the proof by locks is taken after the rows were read; refuted by NO_LOST_JOB
  * mutant GAPS_FORGOTTEN: the cursor passes positions that were not seen; refuted by NO_LOST_JOB
- * mutant GAPS_NOT_PROBED: claims do not look for gaps; refuted by NO_STRANDED_JOB
+ * mutant GAPS_NOT_PROBED: claims do not look for gaps; refuted by NO_LOST_JOB
  * mutant GAPS_DROPPED_TOGETHER: the horizon of the old gaps settles the new ones too; refuted by NO_LOST_JOB
  * mutant PROBE_LIMIT_IGNORED: gaps are dropped though the probe stopped at its limit; refuted by NO_LOST_JOB
  * mutant LOCKED_BECOMES_GAP: a position that was seen and not taken is kept as nothing; refuted by NO_LOST_JOB
@@ -62,7 +62,7 @@
  * mutant MUTATION_LOCK_IGNORED: a claim believes to be alone; refuted by NO_CANCELLED_JOB_CLAIMED
  * mutant CANCEL_LOOKS_ONCE: a cancel does not look again under its locks; refuted by NO_CANCELLED_JOB_CLAIMED
  * mutant HINT_FROM_UNCOMMITTED: the hint is set from the own uncommitted emission; refuted by HINT_BEHIND_LEDGER
- * mutant LANE_LOCK_ENDS_EARLY: the lane's lock ends before the transaction does; refuted by NEWEST_EMISSION_FOUND
+ * mutant LANE_LOCK_ENDS_EARLY: the lane's lock ends before the transaction does; refuted by AT_MOST_ONCE
  * mutant PRUNE_WITHOUT_RECHECK: prune trusts the look before its lock; refuted by NO_WAITING_JOB_TRUNCATED
  * mutant PRUNE_WITHOUT_LOCK: prune does not keep writers out; refuted by NO_WAITING_JOB_TRUNCATED
  * mutant PRUNE_IGNORES_GAPS: prune counts what is in gaps as done; refuted by NO_WAITING_JOB_TRUNCATED

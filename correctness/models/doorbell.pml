@@ -11,17 +11,16 @@
  * A claim is one step, as claim_ledger.pml shows that it may be taken for: it takes all that is visible, and what its
  * lane's lock would make it miss is left out.
  *
- * Bounds: one flag, one lane, two workers, up to three producers, each one job, one killed worker, one crash.
+ * Bounds: one flag, one lane, two workers, two producers, each one job, one killed worker, one crash.
  *
  * invariant NO_LOST_WAKEUP: never does a committed job wait while all workers that live are asleep, hear, have no
  *     notification on its way and do not wake by themselves yet.
  * invariant WORK_IS_DONE: where nobody wakes by himself and no flag expires, each committed job is claimed at last.
  * invariant NO_DEADLOCK: producers end, workers sleep or go on.
  *
- * check: -DPRODUCERS=3 -DABORTS=1 -DNEW_LANE=1 -m100000 -DCOLLAPSE
- * check: -DPRODUCERS=2 -DTICKS=6 -DKILLS=1 -m100000 -DCOLLAPSE
  * check: -DPRODUCERS=2 -DABORTS=1 -DNEW_LANE=1 -DCRASHES=1 -m100000 -DCOLLAPSE
- * check: -DPRODUCERS=2 -DABORTS=1 -DNEW_LANE=1 -a -f -m100000
+ * check: -DPRODUCERS=2 -DTICKS=4 -DKILLS=1 -m100000 -DCOLLAPSE
+ * check: -DPRODUCERS=2 -a -f -m1000000 -DNFAIR=3 -DCOLLAPSE
  * short: -DPRODUCERS=1 -DTICKS=4 -DKILLS=1 -m100000
  * short: -DPRODUCERS=2 -DNEW_LANE=1 -m100000
  * short: -DPRODUCERS=1 -DNEW_LANE=1 -DABORTS=1 -DCRASHES=1 -m100000

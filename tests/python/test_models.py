@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -51,6 +52,8 @@ def _once(server_version: int) -> None:
     # Models do not depend on the server: once is enough.
     if server_version != 18:
         pytest.skip("models are checked beside PostgreSQL 18")
+    if shutil.which("gcc") is None:
+        pytest.skip("models need a compiler: apt-get install gcc")
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,7 @@ from psycopg.types.json import Jsonb
 
 import awa
 from awa._decode import Mismatch
+from awa._dispatcher import Dispatcher
 from awa._maintenance import STEPS, Maintenance
 from awa._session import Outage, SessionSettings
 from awa.outcomes import Outcome
@@ -814,6 +815,28 @@ def test_an_idle_worker_is_woken_by_an_insert(database: Database, client: awa.Cl
         assert sorted(waits)[10] < 0.1
 
     work(database, {"k": handler}, scenario)
+
+
+def test_an_idle_worker_sleeps_no_longer_than_it_is_told(
+    database: Database, client: awa.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.set_setting("idle_poll_ms", "200")
+    waits: list[float] = []
+    wait_for_bell = Dispatcher._wait_for_bell
+
+    async def record(self: Dispatcher, seconds: float) -> None:
+        waits.append(seconds)
+        await wait_for_bell(self, seconds)
+
+    monkeypatch.setattr(Dispatcher, "_wait_for_bell", record)
+    monkeypatch.setattr("awa._dispatcher.random.random", lambda: 0.999)
+
+    async def scenario(worker: awa.Worker) -> None:
+        await until(lambda: any(seconds > 0.1 for seconds in waits))
+
+    work(database, awa.Handlers(), scenario)
+    # After that the flag that makes producers ring may have gone out: a job would wait for nothing.
+    assert max(waits) <= 0.2
 
 
 def test_polling_alone_is_enough(database: Database, client: awa.Client) -> None:

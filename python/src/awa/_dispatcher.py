@@ -348,7 +348,8 @@ class Dispatcher:
                     wait = self._next_poll(wait)
             else:
                 wait = self._next_poll(wait)
-            await self._wait_for_bell(wait * (0.9 + random.random() / 5))
+            # Not longer: producers ring until a little after that time, and no more.
+            await self._wait_for_bell(wait * (0.8 + random.random() / 5))
             return
 
     def _next_poll(self, most: float) -> float:
