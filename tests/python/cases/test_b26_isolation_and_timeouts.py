@@ -289,9 +289,8 @@ def test_b26_short_timeouts_stop_neither_handlers_nor_maintenance(
         async with awa.Worker(database.dsn, {"slow": slow, "k": lambda: None}, queues=["slow"]):
             watching = asyncio.create_task(asyncio.to_thread(look.watch))
             try:
-                with database.connect() as other:
-                    for n in range(10):
-                        insert(other, "slow", kind="slow", args=f'{{"n": {n}}}')
+                for n in range(10):
+                    insert(conn, "slow", kind="slow", args=f'{{"n": {n}}}')
                 await until(lambda: len(ended) == 10 and promoted() and pruned(), patience)
             finally:
                 look.stop()
