@@ -113,7 +113,7 @@ SET search_path = pg_catalog, pg_temp
 AS $function$
     SELECT coalesce(array_agg(m.queue ORDER BY m.queue), '{}')
     FROM @extschema@.queue_meta m
-    -- Further ahead than _note_drain() writes: the clock was set back since.
+    -- Further ahead than a drain asks for: the clock was set back since.
     WHERE m.drained_until > p_now AND m.drained_until <= p_now + interval '10 seconds'
 $function$;
 COMMENT ON FUNCTION @extschema@._drained_queues(timestamptz) IS 'Internal: queues that somebody is draining.';
