@@ -121,10 +121,13 @@ def test_claims_hints_and_doorbell_are_right_after_a_crash(crashing: Cluster, ds
         insert(conn, run_at="2100-01-01")
         conn.execute("SELECT awa.claim_status('default', true)")
         assert value(conn, hint) > 0
-        assert value(conn, flag) > 0
+        before = value(conn, flag)
+        assert before > 0
         kill(crashing, dsn, "victim")
     with psycopg.connect(dsn, autocommit=True) as conn:
-        assert (value(conn, hint), value(conn, flag)) == (0, 0)
+        # The hint is what the init fork says; the flag may be some increments ahead.
+        assert value(conn, hint) == 0
+        assert before <= value(conn, flag) <= before + 32 * 500
         waiting = insert(conn)
         assert value(conn, "SELECT reason FROM awa.claim_status('default')") == "ready"
         assert [attempt.job_id for attempt in claim_all(conn)] == [waiting]
@@ -145,8 +148,10 @@ def test_claims_hints_and_doorbell_are_right_after_a_crash(crashing: Cluster, ds
         wait_for(lambda: job in ran)
 
     def is_asleep() -> bool:
+        asks = """SELECT count(*) FROM pg_stat_activity WHERE application_name = 'awa claim'
+                  AND state = 'idle' AND query LIKE '%%claim_status%%'"""
         with contextlib.suppress(psycopg.OperationalError), psycopg.connect(dsn) as conn:
-            return bool(value(conn, flag) > 0)
+            return bool(value(conn, asks) == 1)
         return False
 
     asyncio.run(scenario())
@@ -222,7 +227,9 @@ def test_nothing_is_lost_or_doubled_when_there_is_no_room(
     assert facts["counts"].keys() & {"lost 53100", "lost connection"}
 
 
-@pytest.mark.parametrize("seconds", [5, pytest.param(60, marks=pytest.mark.long)])
+# Long in both forms: on 18 a server under libfaketime was once seen to stand still for minutes.
+@pytest.mark.long
+@pytest.mark.parametrize("seconds", [5, 60])
 def test_nothing_is_lost_doubled_or_stuck_when_the_clock_is_set(
     seconds: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -241,7 +241,7 @@ SCENES: dict[str, tuple[str, Scene]] = {
     "complete_jobs": ("finish", Stage.complete),
     "finish_jobs": ("finish", Stage.finish),
     "cancel of a waiting job": ("cancel", lambda s: s.cancel(s.world.insert_one(), "cancel")),
-    "cancel of a running job": ("cancel", lambda s: s.cancel(s.start_one(), "cancel")),
+    "cancel of a running job": ("newest", lambda s: s.cancel(s.start_one(), "newest")),
     "cancel of a deferred job": ("take", Stage.cancel_deferred),
     "cancel of a lease": ("cancel_lease", Stage.cancel_lease),
     "retry_job": ("retry", lambda s: s.retry("retry")),

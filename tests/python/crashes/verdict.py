@@ -115,6 +115,7 @@ class Verdict(RaceVerdict):
             conn.execute("SELECT awa.tick(%s)", [step])
         assert horizons
         expected = {"verify_rings": 0, "verify_lanes": horizons[0], "verify_sequences": 0}
+        expected["verify_identity"] = 0
         for round_ in (expected, dict.fromkeys(expected, 0)):
             found: dict[str, int] = dict(
                 conn.execute("SELECT step, rows FROM awa.verify()").fetchall()
