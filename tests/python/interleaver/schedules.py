@@ -210,7 +210,8 @@ def newest_id_has_not_ended(world: World) -> None:
     start_insert(last, None)
     start_insert(first, None)
     first.end(True)
-    world.claim_all()
+    # Not claim_all(): maintenance writes clocks, in transactions whose ids are newer.
+    world.claim_ready()
     last.end(True)
     world.drain()
 

@@ -373,6 +373,9 @@ class World:
     def claim_all(self) -> None:
         self.tick("refill")
         self.tick("promote")
+        self.claim_ready()
+
+    def claim_ready(self) -> None:
         owner = "00000000-0000-0000-0000-000000000000"
         for queue in self.queues:
             empty = 0
