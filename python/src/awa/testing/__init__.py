@@ -183,12 +183,13 @@ class Database:
                     sql.Identifier(self.schema, table), sql.SQL(", ").join(earlier)
                 )
                 conn.execute(update)
-            # Moments that the engine keeps in shared memory: forgotten, as after a crash.
+            # Moments that the engine keeps in sequences: forgotten.
             conn.execute(
                 """
                 SELECT setval(s.seqrelid::regclass, s.seqstart, false)
                 FROM pg_sequence s JOIN pg_class c ON c.oid = s.seqrelid
-                WHERE c.relnamespace = %s::regnamespace AND c.relpersistence = 'u'
+                WHERE c.relnamespace = %s::regnamespace
+                  AND s.seqstart = 0 AND c.relname NOT IN ('queue_ring', 'claim_ring')
                 """,
                 [schema],
             )
