@@ -283,10 +283,11 @@ class Worker:
             try:
                 with translated():
                     await self._check_server()
-                    await self._check_rights()
+                    may_tick = await self._check_rights()
                     await self._claims.fetch(register.sql, register.params)
                     # Rows that came from another database are put in order before any is claimed.
-                    await self._claims.fetch(verify.sql, verify.params)
+                    if may_tick:
+                        await self._claims.fetch(verify.sql, verify.params)
                 return True
             except (psycopg.errors.UndefinedFunction, psycopg.errors.InvalidSchemaName) as error:
                 raise VersionMismatch(
@@ -314,17 +315,21 @@ class Worker:
                 "target_session_attrs=read-write.",
             )
 
-    async def _check_rights(self) -> None:
-        """Say at once what would else show as a queue that never moves, or as lost results."""
-        needed = CALLED if self._with_maintenance else [n for n in CALLED if n != "tick"]
-        rows = await self._claims.fetch(MISSING_RIGHTS, ([*needed], self.schema))
-        if rows:
-            missing = ", ".join(name for name, _ in rows)
+    async def _check_rights(self) -> bool:
+        """Say at once what would else show as a queue that never moves, or as lost results.
+
+        Returns whether the role may call tick, which only maintenance must.
+        """
+        rows = await self._claims.fetch(MISSING_RIGHTS, ([*CALLED], self.schema))
+        missing = {name for name, _ in rows}
+        if missing - (set() if self._with_maintenance else {"tick"}):
             schema = _calls.quote_schema(self.schema)
+            names = ", ".join(name for name, _ in rows)
             raise AwaError(
-                f'role "{rows[0][1]}" must not call {missing} of schema "{self.schema}"',
+                f'role "{rows[0][1]}" must not call {names} of schema "{self.schema}"',
                 hint=f"Grant it what a worker needs: SELECT {schema}.grant_worker('...').",
             )
+        return "tick" not in missing
 
     def _info(self) -> dict[str, Json]:
         return {
