@@ -37,7 +37,7 @@ from engine import (
     tick,
     value,
 )
-from tools.servers import VERSIONS, Cluster, ensure_tree
+from tools.servers import VERSIONS, Cluster, ensure_tree, free_port
 
 SUPERUSER, OWNER = "postgres", "awa_dump_owner"
 QUEUES = ("default", "dead", "paused", "sharded")
@@ -311,8 +311,10 @@ class Upgraded(Cluster):
         data, old_data = self.directory / "data", self.old.directory / "data"
         # What a version does by itself, the other may not know: checksums came on with 18.
         without = ["--no-data-checksums"] if self.old.tree.version < 18 else []
-        self._spawn([*super()._make_data(), *without, "-D", str(data)]).wait()
-        return ("pg_upgrade", "-b", str(self.old.tree.bin), "-d", str(old_data), "-U", "postgres")
+        assert self._spawn([*super()._make_data(), *without, "-D", str(data)]).wait() == 0
+        ports = ("-p", str(free_port()), "-P", str(free_port()))
+        bins = ("-b", str(self.old.tree.bin), "-d", str(old_data), "-U", "postgres")
+        return ("pg_upgrade", *bins, *ports)
 
 
 def test_jobs_continue_after_pg_upgrade(server_version: int) -> None:
@@ -328,6 +330,7 @@ def test_jobs_continue_after_pg_upgrade(server_version: int) -> None:
             )
         old.shut_down()
         with Upgraded(old) as new, psycopg.connect(new.dsn, autocommit=True) as conn:
+            assert "Upgrade Complete" in (log := new.log_file.read_text(errors="replace")), log
             after = contents(conn)
             assert {name for name in before if before[name] != after.get(name)} == set()
             assert owners(conn) == owned

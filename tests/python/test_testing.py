@@ -60,11 +60,12 @@ def test_drain_follows_chains_and_several_queues_and_leaves_what_is_not_due(
     one.insert(client, 1)
     two.options(delay=3600).insert(client, 9)
     runs = sandbox.drain(handlers)
-    assert [(run.kind, run.result) for run in runs] == [
+    # A job may have run before the one that enqueued it has returned.
+    assert sorted((run.kind, str(run.result)) for run in runs) == [
         ("one", "one 1"),
-        ("two", None),
         ("one", "one 3"),
-        ("two", None),
+        ("two", "None"),
+        ("two", "None"),
     ]
     assert sandbox.drain(handlers) == []
     sandbox.advance(3600)
