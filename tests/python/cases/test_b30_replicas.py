@@ -121,7 +121,8 @@ class Reader(threading.Thread):
             try:
                 return call(awa.Client(self._conn), self._conn)
             except (psycopg.Error, awa.AwaError) as error:
-                if error.sqlstate != CONFLICT:
+                # Where it ends the session, the reason does not always get through.
+                if error.sqlstate != CONFLICT and not self._conn.closed:
                     raise
             if self._conn.closed:
                 self._conn = psycopg.connect(self._dsn, autocommit=True)
