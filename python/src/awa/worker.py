@@ -321,12 +321,12 @@ class Worker:
         Returns whether the role may call tick, which only maintenance must.
         """
         rows = await self._claims.fetch(MISSING_RIGHTS, ([*CALLED], self.schema))
-        missing = {name for name, _ in rows}
-        if missing - (set() if self._with_maintenance else {"tick"}):
+        missing = [name for name, _ in rows]
+        needed = [name for name in missing if self._with_maintenance or name != "tick"]
+        if needed:
             schema = _calls.quote_schema(self.schema)
-            names = ", ".join(name for name, _ in rows)
             raise AwaError(
-                f'role "{rows[0][1]}" must not call {names} of schema "{self.schema}"',
+                f'role "{rows[0][1]}" must not call {", ".join(needed)} of schema "{self.schema}"',
                 hint=f"Grant it what a worker needs: SELECT {schema}.grant_worker('...').",
             )
         return "tick" not in missing
