@@ -8,14 +8,14 @@ import os
 import select
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from bench.cluster import Server, connect
+from bench.cluster import Connection, Server, connect
 from tools.servers import BUILD, REPO
 
 PEERS = BUILD / "bench"
@@ -67,7 +67,7 @@ SYSTEMS = {
         System("awa", has_retries=True),
         System("naive"),
         System("awa-pg", has_retries=True),
-        System("procrastinate", most_jobs=15_000),
+        System("procrastinate", most_jobs=25_000),
         System("pgqueuer"),
         System("graphile-worker", has_retries=True),
         System("pg-boss"),
@@ -185,9 +185,18 @@ class Installed:
         self._stack.close()
 
     @contextmanager
-    def database(self, system: System, jobs: int = 0, batch: int = 1_000) -> Iterator[str]:
+    def database(
+        self,
+        system: System,
+        jobs: int = 0,
+        batch: int = 1_000,
+        prepare: Callable[[Connection], None] | None = None,
+    ) -> Iterator[str]:
         """A fresh database of a system that holds so many jobs, with statistics."""
         with self._server.database(template=self._templates[system.name]) as dsn:
+            if prepare is not None:
+                with connect(dsn) as conn:
+                    prepare(conn)
             if jobs:
                 with Process(system) as process:
                     process.ask("connect", dsn=dsn)

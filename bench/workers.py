@@ -1,4 +1,8 @@
-"""Workers: several worker processes on one queue, with handlers that do nothing and that wait."""
+"""Workers: several worker processes on one queue, with handlers that do nothing and that wait.
+
+With handlers that do nothing, on one lane, for which claims take turns, and on several
+(`enqueue_shards`), as the manual advises for more than one process.
+"""
 
 from __future__ import annotations
 
@@ -9,23 +13,36 @@ from collections import defaultdict
 from statistics import median
 
 from bench.adapters import SYSTEMS, Installed, processes
-from bench.cluster import server
+from bench.cluster import Connection, server
+from bench.jobs import QUEUE
 from bench.report import Param, Params, Report, say, table
 
 PROCESSES = (1, 2, 4)
 NOOP_CONCURRENCY = 200
-POLL_SECONDS = 0.01
+POLL_SECONDS = 0.1  # each look takes some of the workers' time
 MOST_SECONDS = 600
 WAIT_MS, WAIT_CONCURRENCY = 5, 8
-NOOP, WAIT = "no-op", f"wait {WAIT_MS} ms"
-LEAST_RATIOS = {NOOP: {2: 0.9, 4: 0.9}, WAIT: {2: 1.8, 4: 3.0}}
+LANES = 4
+NOOP, NOOP_LANES, WAIT = "no-op", f"no-op, {LANES} lanes", f"wait {WAIT_MS} ms"
+LEAST_NOOP = {2: 0.9, 4: 0.9}
+LEAST_RATIOS = {NOOP: LEAST_NOOP, NOOP_LANES: LEAST_NOOP, WAIT: {2: 1.8, 4: 3.0}}
+DECLARE = "SELECT awa.declare_queue(%s, jsonb_build_object('enqueue_shards', %s::integer))"
 
 AWA = SYSTEMS["awa"]
 
 
-def jobs_per_second(installed: Installed, count: int, jobs: int, **work: Param) -> float:
+def jobs_per_second(
+    installed: Installed, count: int, jobs: int, lanes: Param, **work: Param
+) -> float:
     """From the moment when the last worker has started until all jobs were run."""
-    with installed.database(AWA, jobs) as dsn, processes(AWA, count) as workers:
+
+    def declare(conn: Connection) -> None:
+        conn.execute(DECLARE, [QUEUE, lanes])
+
+    with (
+        installed.database(AWA, jobs, prepare=declare) as dsn,
+        processes(AWA, count) as workers,
+    ):
 
         def handled() -> int:
             return sum(worker.ask("handled")["jobs"] for worker in workers)
@@ -61,10 +78,11 @@ def main() -> int:
     options = parser.parse_args()
     report = Report("workers")
     work: dict[str, Params] = {
-        NOOP: {"concurrency": options.concurrency},
-        WAIT: {"wait_ms": WAIT_MS, "concurrency": WAIT_CONCURRENCY},
+        NOOP: {"lanes": 1, "concurrency": options.concurrency},
+        NOOP_LANES: {"lanes": LANES, "concurrency": options.concurrency},
+        WAIT: {"lanes": 1, "wait_ms": WAIT_MS, "concurrency": WAIT_CONCURRENCY},
     }
-    jobs = {NOOP: options.jobs, WAIT: options.wait_jobs}
+    jobs = {NOOP: options.jobs, NOOP_LANES: options.jobs, WAIT: options.wait_jobs}
     rates: dict[tuple[str, int], list[float]] = defaultdict(list)
     with server() as running, Installed(running, [AWA]) as installed:
         for number in range(1, options.rounds + 1):

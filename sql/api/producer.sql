@@ -18,12 +18,14 @@ BEGIN
     IF max_attempts = 25 AND run_at IS NULL AND opts IN ('{}', '{"backpressure": "signal"}')
        AND @extschema@._is_plain_body(kind COLLATE "default", args) THEN
         IF opts <> '{}' THEN
-            v_pressure := coalesce(@extschema@._fresh_pressure(queue COLLATE "default", priority),
-                                   @extschema@._measure_pressure(queue COLLATE "default", priority));
+            v_pressure := @extschema@._fresh_pressure(queue COLLATE "default", priority);
         END IF;
         v_job_id := @extschema@._append_ready_one(queue COLLATE "default", priority, kind COLLATE "default", args);
-        IF v_job_id IS NOT NULL THEN
+        IF v_job_id IS NOT NULL AND v_pressure IS DISTINCT FROM '' THEN
             RETURN ROW(v_job_id, 'available', false, v_pressure)::@extschema@.insert_result;
+        ELSIF v_job_id IS NOT NULL THEN
+            RETURN ROW(v_job_id, 'available', false, @extschema@._measure_pressure(
+                queue COLLATE "default", priority))::@extschema@.insert_result;
         END IF;
     END IF;
     RETURN @extschema@._insert_any(kind COLLATE "default", args, queue COLLATE "default", priority, max_attempts,

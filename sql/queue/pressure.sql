@@ -60,24 +60,24 @@ COMMENT ON FUNCTION @extschema@._refuse_pressure(text, integer, bigint) IS
     'Internal: raises JQ003 when so many jobs wait.';
 
 -- A producer's signal may cost next to nothing: the session keeps what it measured last, behind a label that holds the
--- tenth of a second too, so that one search of one setting tells whose it is, that it is fresh, and how much. Both are
+-- fifth of a second too, so that one search of one setting tells whose it is, that it is fresh, and how much. Both are
 -- expressions, so that they are inlined, with few functions: in autocommit each of them is looked up anew. No name
 -- holds a control character and the number is of fixed width: labels cannot run into each other.
 CREATE OR REPLACE FUNCTION @extschema@._pressure_label(p_queue text, p_priority integer)
 RETURNS text
 LANGUAGE sql VOLATILE PARALLEL UNSAFE
 RETURN chr(31) || p_queue || chr(31)
-    || to_hex((date_part('epoch', clock_timestamp()) * 10)::bigint * 8 + p_priority);
+    || to_hex((date_part('epoch', clock_timestamp()) * 5)::bigint * 8 + p_priority);
 COMMENT ON FUNCTION @extschema@._pressure_label(text, integer) IS
-    'Internal: what a measured depth is kept under until the next tenth of a second.';
+    'Internal: what a measured depth is kept under until the next fifth of a second.';
 
 CREATE OR REPLACE FUNCTION @extschema@._fresh_pressure(p_queue text, p_priority integer)
 RETURNS text
 LANGUAGE sql VOLATILE PARALLEL UNSAFE
-RETURN nullif(split_part(current_setting('awa.pressure', true),
-                         @extschema@._pressure_label(p_queue, p_priority), 2), '');
+RETURN split_part(coalesce(current_setting('awa.pressure', true), ''),
+                  @extschema@._pressure_label(p_queue, p_priority), 2);
 COMMENT ON FUNCTION @extschema@._fresh_pressure(text, integer) IS
-    'Internal: the depth of a queue and priority that this session measured a moment ago, or NULL.';
+    'Internal: the depth of a queue and priority that this session measured a moment ago, or nothing.';
 
 CREATE OR REPLACE FUNCTION @extschema@._measure_pressure(p_queue text, p_priority integer)
 RETURNS text
@@ -92,7 +92,7 @@ BEGIN
 END
 $function$;
 COMMENT ON FUNCTION @extschema@._measure_pressure(text, integer) IS
-    'Internal: the depth of a queue and priority, kept for a tenth of a second of this session.';
+    'Internal: the depth of a queue and priority, kept for a fifth of a second of this session.';
 
 CREATE OR REPLACE FUNCTION @extschema@._apply_backpressure(p_value jsonb, p_queue text, p_priority integer)
 RETURNS text
@@ -101,7 +101,7 @@ SET search_path = pg_catalog, pg_temp
 AS $function$
 BEGIN
     IF p_value = '"signal"' THEN
-        RETURN coalesce(@extschema@._fresh_pressure(p_queue, p_priority),
+        RETURN coalesce(nullif(@extschema@._fresh_pressure(p_queue, p_priority), ''),
                         @extschema@._measure_pressure(p_queue, p_priority));
     ELSIF jsonb_typeof(p_value) = 'object' THEN
         PERFORM @extschema@._refuse_pressure(p_queue, p_priority, (p_value ->> 'reject')::numeric::bigint);

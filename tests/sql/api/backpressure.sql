@@ -10,16 +10,16 @@ CREATE FUNCTION test.forget() RETURNS text LANGUAGE sql AS $$ SELECT set_config(
 -- Signal.
 SELECT is((test.insert('q', '"off"')).pressure, NULL, 'off says nothing');
 SELECT is((test.insert('q', 'null')).pressure, NULL, 'nor does null');
-SELECT is((test.insert('q', '"signal"')).pressure, '2', 'a signal says how many wait');
+SELECT is((test.insert('q', '"signal"')).pressure, '3', 'a signal says how many wait');
 SELECT awa.insert_many('k', array_fill('{}'::jsonb, ARRAY[10]), 'q') \g /dev/null
 SELECT test.forget() \g /dev/null
-SELECT is((test.insert('q', '"signal"')).pressure, '13', 'all producers counted');
+SELECT is((test.insert('q', '"signal"')).pressure, '14', 'all producers counted');
 SELECT is((test.insert('q', '"signal"', 1)).pressure, '0', 'other priorities not');
 SELECT is((test.insert('other', '"signal"')).pressure, '0', 'nor other queues');
 SELECT is((test.insert('Q/2', '"signal"')).pressure, '0', 'whatever their names');
 SELECT test.forget() \g /dev/null
 SELECT count(*) FROM test.claim('q', 10) \g /dev/null
-SELECT is((test.insert('q', '"signal"')).pressure, '5', 'what was claimed does not count');
+SELECT is((test.insert('q', '"signal"')).pressure, '6', 'what was claimed does not count');
 SELECT is((SELECT i.pressure FROM awa.insert_job('k', queue => 'q', run_at => now() + interval '1 day',
     opts => '{"backpressure": "signal", "tags": ["t"]}') i) ~ '^[56]$', true, 'a signal beside other options');
 SELECT is((SELECT j.tags FROM awa.jobs j WHERE j.state = 'scheduled'), '{t}', 'which are kept, and nothing else');
@@ -28,7 +28,7 @@ SELECT test.forget() \g /dev/null
 SELECT results_eq($$ SELECT i.pressure FROM awa.insert_jobs('[{"kind": "a", "queue": "new", "opts": {"backpressure": "signal"}}, {"kind": "b", "queue": "new"},
                                                              {"kind": "c", "queue": "other", "priority": 3, "opts": {"backpressure": "signal"}}]') i $$,
     $$ VALUES ('2'), (NULL), ('1') $$, 'insert_jobs answers for each job that asks, all of them counted');
--- Does a signal of q come from what the session remembers of a queue? A tenth of a second may end in between, seldom twice in a row.
+-- Does a signal of q come from what the session remembers of a queue? A fifth of a second may end in between, seldom twice in a row.
 CREATE FUNCTION test.recalls(p_queue text) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     FOR i IN 1 .. 20 LOOP
