@@ -45,17 +45,24 @@ async function outcomeOf(job, signal) {
   }
 }
 
+async function finish(item) {
+  try {
+    return (await call('SELECT result, reason FROM awa.finish_jobs($1, $2)', me, JSON.stringify([item])))[0]
+  } catch (error) { // no JSON
+    return { result: 'invalid', reason: error.message }
+  }
+}
+
 async function run(job) {
   const place = [job.claim_slot, job.batch_id, job.position].join()
   const controller = new AbortController()
   running.set(place, controller)
   const { job_id, run_lease, claim_slot, batch_id, position } = job
-  const outcome = await outcomeOf(job, controller.signal)
-  const item = JSON.stringify([{ job_id, run_lease, claim_slot, batch_id, position, ...outcome }])
-  // stale: another worker has the job by now, or it was cancelled; nothing to do.
+  let outcome = await outcomeOf(job, controller.signal)
   for (;;) {
-    const [{ result }] = await call('SELECT result FROM awa.finish_jobs($1, $2)', me, item)
-    if (result !== 'busy') break
+    const { result, reason } = await finish({ job_id, run_lease, claim_slot, batch_id, position, ...outcome })
+    if (result === 'invalid') outcome = { outcome: 'retry', error: `the outcome was refused: ${reason}` }
+    else if (result !== 'busy') break // also stale: another worker has the job by now, or it was cancelled
     await sleep(100)
   }
   running.delete(place)

@@ -66,6 +66,24 @@ def outcome_of(handlers: object, job: dict[str, Any]) -> dict[str, Any]:
         return {"outcome": "retry", "error": f"{type(error).__name__}: {error}"}
 
 
+def finish(session: Session, job: dict[str, Any], outcome: dict[str, Any]) -> None:
+    """Report an outcome; one that is refused becomes a retry."""
+    token = {key: job[key] for key in TOKEN}
+    query = "SELECT result, reason FROM awa.finish_jobs(%s, %s::jsonb)"
+    while True:
+        try:
+            [answer] = session.call(query, ME, json.dumps([token | outcome]))
+        except (TypeError, ValueError, psycopg.DataError) as error:  # no JSON
+            answer = {"result": "invalid", "reason": type(error).__name__}
+        if answer["result"] == "busy":
+            time.sleep(0.1)
+        elif answer["result"] == "invalid":
+            reason = f"the outcome was refused: {answer['reason']}"
+            outcome = {"outcome": "retry", "error": reason}
+        else:  # also stale: another worker has the job by now, or it was cancelled
+            return
+
+
 def sleep_until_work(session: Session) -> None:
     """Wait for a notification, but look again after a while."""
     status = session.call("SELECT * FROM awa.claim_status(%s, arm => true)", QUEUE)[0]
@@ -98,11 +116,7 @@ def main() -> None:
         if not jobs:
             sleep_until_work(session)
         for job in jobs:
-            item = {key: job[key] for key in TOKEN} | outcome_of(handlers, job)
-            finish = "SELECT result FROM awa.finish_jobs(%s, %s::jsonb)"
-            # stale: another worker has the job by now, or it was cancelled; nothing to do.
-            while session.call(finish, ME, json.dumps([item]))[0]["result"] == "busy":
-                time.sleep(0.1)
+            finish(session, job, outcome_of(handlers, job))
 
 
 if __name__ == "__main__":

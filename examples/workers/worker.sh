@@ -15,13 +15,15 @@ stopping=
 trap 'stopping=1' TERM INT
 trap 'kill "$beating" 2>/dev/null; rm -f "$errors"' EXIT
 
-# Runs stdin; further arguments are -v NAME=VALUE. Repeats until the database answers.
+# Runs stdin; further arguments are -v NAME=VALUE. Repeats until the database answers; fails if it refuses.
 sql() {
-    local statement
+    local statement status
     statement=$(cat)
     until psql "$AWA_DSN" -XAtq -v ON_ERROR_STOP=1 -v me="$me" -v queue="$queue" "$@" <<<"$statement"
     do
+        status=$?
         sleep 1
+        if [ "$status" = 3 ]; then return 1; fi
     done
 }
 
@@ -59,10 +61,16 @@ while [ -z "$stopping" ]; do
 SQL
     ) || { sleep 0.5 & wait $!; continue; }
     outcome=$(run "$kind" "$args")
-    # stale: another worker has the job by now, or it was cancelled; busy: the same call again.
-    while [ "$(sql -v token="$token" -v outcome="$outcome" <<'SQL'
-        SELECT result
-        FROM awa.finish_jobs(:'me', jsonb_build_array(:'token'::jsonb || :'outcome'::jsonb))
+    while true; do
+        answer=$(sql -v token="$token" -v outcome="$outcome" <<'SQL'
+            SELECT result
+            FROM awa.finish_jobs(:'me', jsonb_build_array(:'token'::jsonb || :'outcome'::jsonb))
 SQL
-    )" = busy ]; do sleep 0.1; done
+        )
+        case $answer in
+            busy) sleep 0.1 ;; # the same call again
+            invalid | '') outcome='{"outcome": "retry", "error": "the outcome was refused"}' ;;
+            *) break ;; # also stale: another worker has the job by now, or it was cancelled
+        esac
+    done
 done

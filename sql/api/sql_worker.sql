@@ -83,6 +83,14 @@ BEGIN
                           p.oid::regproc, CASE p.proargtypes[0] WHEN 'jsonb'::regtype THEN '$1' ELSE '$2' END)
             INTO STRICT v_query FROM pg_proc p WHERE p.oid = v_handler::regprocedure;
             EXECUTE v_query INTO v_result USING v_job.args, v_job;
+            -- What a deferred constraint refuses would otherwise end the whole transaction at its commit, each time
+            -- anew. The block ends by an exception, so that the constraints are deferred again.
+            BEGIN
+                SET CONSTRAINTS ALL IMMEDIATE;
+                RAISE EXCEPTION USING ERRCODE = 'JQ000';
+            EXCEPTION WHEN SQLSTATE 'JQ000' THEN
+                NULL;
+            END;
             SELECT f.reason INTO v_fault
             FROM @extschema@.finish_jobs(v_instance, jsonb_build_array(
                 v_item || jsonb_build_object('outcome', 'completed', 'result', v_result))) f
@@ -91,7 +99,8 @@ BEGIN
                 RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = v_fault, HINT = 'Return a smaller result.';
             END IF;
             v_report.completed := v_report.completed + 1;
-        EXCEPTION WHEN OTHERS THEN
+        -- OTHERS leaves a failed ASSERT out.
+        EXCEPTION WHEN assert_failure OR OTHERS THEN
             GET STACKED DIAGNOSTICS v_context = PG_EXCEPTION_CONTEXT;
             v_report.failed := v_report.failed + 1;
             PERFORM @extschema@.finish_jobs(v_instance, jsonb_build_array(

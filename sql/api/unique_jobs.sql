@@ -252,7 +252,7 @@ DECLARE
     v_first bigint;
     v_holders bigint[] := array_fill(NULL::bigint, ARRAY[cardinality(p_jobs)]);
     v_states @extschema@.job_state[] := ARRAY(SELECT j.state FROM unnest(p_jobs) j ORDER BY j.ordinal);
-    v_args jsonb := '{}'::jsonb;
+    v_args jsonb[] := array_fill(NULL::jsonb, ARRAY[cardinality(p_jobs)]);
 BEGIN
     FOR v_row IN SELECT j.ordinal, (j.job).job_id, (j.job).args, j.wanted, j.state, j.holder,
                         decode(j.wanted ->> 'key', 'hex') AS key
@@ -275,7 +275,7 @@ BEGIN
         v_holders[v_row.ordinal] := v_owner;
         v_states[v_row.ordinal] := v_owner_state;
         IF v_first IS NOT NULL AND v_row.wanted ->> 'on_conflict' = 'replace' THEN
-            v_args := v_args || jsonb_build_object(v_first::text, v_row.args);
+            v_args[v_first] := v_row.args;
         ELSIF @extschema@._answer_duplicate(v_row.wanted ->> 'on_conflict', v_owner, v_row.args, p_now) THEN
             v_states[v_row.ordinal] := coalesce(
                 (@extschema@._key_holder(@extschema@._claim_of_key(v_key), clock_timestamp())).state, v_owner_state);
@@ -283,10 +283,10 @@ BEGIN
     END LOOP;
     RETURN ARRAY(
         SELECT ROW(j.ordinal,
-                   CASE WHEN v_args ? j.ordinal::text
-                        THEN (@extschema@._with_args(j.job, ARRAY[v_args -> j.ordinal::text]))[1] ELSE j.job END,
-                   j.wanted, v_states[j.ordinal], v_holders[j.ordinal])::@extschema@._keyed_job
-        FROM unnest(p_jobs) j
+                   CASE WHEN j.args IS NULL THEN j.job ELSE (@extschema@._with_args(j.job, ARRAY[j.args]))[1] END,
+                   j.wanted, j.state, j.holder)::@extschema@._keyed_job
+        FROM unnest(p_jobs, v_states, v_holders, v_args)
+            j (ordinal, job, wanted, old_state, old_holder, state, holder, args)
         ORDER BY j.ordinal);
 END
 $function$;

@@ -35,7 +35,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$
 BEGIN
-    IF coalesce(current_setting('awa.notify', true), 'on') IN ('off', 'false', '0', 'no')
+    IF lower(coalesce(current_setting('awa.notify', true), 'on')) IN ('off', 'false', '0', 'no')
        OR NOT (@extschema@._queue_options(p_queue)).notify THEN
         RETURN false;
     END IF;

@@ -104,6 +104,30 @@ $function$;
 COMMENT ON FUNCTION @extschema@._take_waiting(integer, bigint) IS
     'Internal: removes a waiting job from its lane and returns it.';
 
+-- A lane commits with the first job in it. Its maker holds the sequence of lane ids until then; one that committed
+-- since the caller looked is seen by the second look.
+CREATE OR REPLACE FUNCTION @extschema@._lane_may_come(p_lane integer)
+RETURNS boolean
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+BEGIN
+    IF p_lane > coalesce((SELECT s.last_value FROM @extschema@.lane_ids s WHERE s.is_called), 0) THEN
+        RETURN false;
+    ELSIF EXISTS (
+        SELECT FROM pg_locks k
+        WHERE k.locktype = 'relation' AND k.mode = 'RowExclusiveLock'
+          AND k.relation = '@extschema@.lane_ids'::regclass
+          AND k.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+          AND k.pid IS DISTINCT FROM pg_backend_pid()) THEN
+        RETURN true;
+    END IF;
+    RETURN EXISTS (SELECT FROM @extschema@.queue_lanes l WHERE l.lane_id = p_lane);
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._lane_may_come(integer) IS
+    'Internal: whether a lane that was not seen may be about to commit, or has just done so.';
+
 -- Not waiting and not running: what it is then.
 CREATE OR REPLACE FUNCTION @extschema@._ended_state(p_job_id bigint, p_slot integer, p_position bigint)
 RETURNS text
@@ -126,8 +150,9 @@ BEGIN
     END IF;
     IF p_job_id < @extschema@._lane_base(1) THEN
         RETURN (SELECT 'pruned' FROM @extschema@.job_ids s WHERE s.is_called AND p_job_id BETWEEN 1 AND s.last_value);
-    ELSIF NOT EXISTS (SELECT FROM @extschema@.queue_lanes l WHERE l.lane_id = v_lane)
-          OR p_job_id > @extschema@._lane_tail(v_lane) THEN
+    ELSIF NOT EXISTS (SELECT FROM @extschema@.queue_lanes l WHERE l.lane_id = v_lane) THEN
+        RETURN CASE WHEN @extschema@._lane_may_come(v_lane) THEN 'unsettled' END;
+    ELSIF p_job_id > @extschema@._lane_tail(v_lane) THEN
         RETURN NULL;
     ELSIF @extschema@._is_unclaimed(@extschema@._newest_emission(v_lane), p_job_id)
           AND NOT @extschema@._lane_is_quiet(v_lane) THEN

@@ -167,7 +167,7 @@ AS $function$
         WHEN p_facts -> 'is_due' = 'true' THEN format('it is due since %s and waits for a tick.', p_info.run_at)
         ELSE format('it may run from %s.', p_info.run_at) END
     WHEN 'retryable' THEN format('Job %s failed in attempt %s of %s%s and %s.', p_info.job_id, p_info.attempt,
-        p_info.max_attempts, coalesce(format(' (%s)', p_facts ->> 'last_error'), ''),
+        p_info.max_attempts, coalesce(' (' || (p_facts ->> 'last_error') || ')', ''),
         CASE WHEN p_facts ? 'unique_key_holder'
              THEN format('is tried again at %s, if job %s gives its unique key free by then', p_info.run_at,
                          p_facts ->> 'unique_key_holder')
@@ -175,7 +175,7 @@ AS $function$
              ELSE format('is tried again at %s', p_info.run_at) END)
     WHEN 'running' THEN format('Job %s runs since %s, attempt %s of %s, in worker %s%s%s.', p_info.job_id,
         p_info.attempted_at, p_info.attempt, p_info.max_attempts, p_info.instance_id,
-        coalesce(format(' on %s', p_facts ->> 'hostname'), ''),
+        coalesce(' on ' || (p_facts ->> 'hostname'), ''),
         CASE WHEN p_facts -> 'instance_is_live' = 'true' THEN ''
              ELSE ', which is silent: the attempt will be rescued' END)
     WHEN 'pruned' THEN format('Job %s left no trace: its history was pruned, it was purged, or its insert rolled back.',
@@ -184,7 +184,7 @@ AS $function$
         @extschema@._counted(p_info.attempt, 'attempt'), concat_ws(': ', p_info.reason, p_facts ->> 'last_error'),
         CASE WHEN p_facts -> 'is_dead_letter' = 'true' THEN ' and is a dead letter' ELSE '' END)
     ELSE format('Job %s was %s at %s%s.', p_info.job_id, p_info.state, p_info.finalized_at,
-        coalesce(format(' (%s)', p_info.reason), ''))
+        coalesce(' (' || p_info.reason || ')', ''))
     END
 $function$;
 COMMENT ON FUNCTION @extschema@._job_sentence(@extschema@.job_info, jsonb) IS
@@ -214,10 +214,13 @@ BEGIN
     EXCEPTION WHEN SQLSTATE 'JQ000' THEN
         NULL;
     END;
-    v_facts := jsonb_strip_nulls(v_facts || jsonb_build_object(
+    v_facts := v_facts || jsonb_build_object(
         'queue', v_info.queue, 'kind', v_info.kind, 'priority', v_info.priority, 'attempt', v_info.attempt,
         'max_attempts', v_info.max_attempts, 'run_at', v_info.run_at, 'created_at', v_info.created_at,
-        'attempted_at', v_info.attempted_at, 'finalized_at', v_info.finalized_at, 'reason', v_info.reason));
+        'attempted_at', v_info.attempted_at, 'finalized_at', v_info.finalized_at, 'reason', v_info.reason);
+    -- What is null within progress stays.
+    v_facts := (SELECT coalesce(jsonb_object_agg(f.key, f.value), '{}')
+                FROM jsonb_each(v_facts) f WHERE f.value <> 'null');
     RETURN ROW(p_job_id, v_info.state, @extschema@._job_sentence(v_info, v_facts),
         v_facts)::@extschema@.job_explanation;
 END

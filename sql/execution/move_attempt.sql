@@ -134,6 +134,7 @@ BEGIN
         PERFORM @extschema@._defer(ARRAY[v_job], 'retryable');
     WHEN 'snoozed' THEN
         v_job.attempt := v_job.attempt - 1;
+        v_job.ext := v_job.ext - 'releases';
         v_job.run_at := p_now + make_interval(secs => coalesce(p_delay_seconds, 0)::double precision);
         PERFORM @extschema@._defer(ARRAY[v_job], 'scheduled');
     WHEN 'cancelled' THEN

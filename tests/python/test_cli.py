@@ -526,6 +526,14 @@ def test_a_time_that_python_cannot_express_does_not_hide_the_other_jobs(
     assert {row["kind"] for row in rows} == {"far", "near"}
 
 
+def test_a_number_that_python_does_not_read_does_not_hide_the_other_jobs(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    conn.execute("SELECT awa.insert_job('large', '[1e5000]'), awa.insert_job('small', '[1]')")
+    rows = awa(database.dsn, "jobs", "--json").json
+    assert {row["kind"]: row["args"] for row in rows} == {"large": ["1" + 5000 * "0"], "small": [1]}
+
+
 def test_a_second_signal_ends_a_loop_whose_query_does_not_come_back(
     database: Database, conn: psycopg.Connection
 ) -> None:

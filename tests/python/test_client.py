@@ -109,6 +109,16 @@ def test_a_call_has_the_names_and_types_of_its_function(
     assert list(row_type.__dataclass_fields__) == [column for (column,) in columns]
 
 
+def test_json_goes_as_json_whatever_the_library_makes_of_text(conn: psycopg.Connection) -> None:
+    given = {
+        name
+        for names, types, _ in _functions(conn).values()
+        for name, sql_type in zip(names, types, strict=False)
+        if sql_type.startswith("jsonb")
+    }
+    assert given == _calls._CASTS.keys()
+
+
 def test_jobs_are_retried_changed_and_drained(client: awa.Client) -> None:
     job_id = client.insert_job("k").job_id
     client.cancel_job(job_id)
@@ -444,6 +454,24 @@ def test_waiting_again_for_a_job_that_ended_answers_at_once(
     info = asyncio.run(scenario())
     assert (info.state, info.reason) == ("cancelled", "enough")
     assert client.wait(job_id, timeout=0) == info
+
+
+def test_a_job_of_an_open_transaction_may_still_come_also_in_a_lane_of_its_own(
+    database: Database, client: awa.Client
+) -> None:
+    for queue in ("new", "client"):
+        with database.connect() as open_one, open_one.transaction(force_rollback=queue == "new"):
+            job_id = awa.Client(open_one).insert_job("k", queue=queue).job_id
+            for call in (client.job, client.explain_job, client.cancel_job, client.retry_job):
+                with pytest.raises(awa.SerializationFailure):
+                    call(job_id)
+            with pytest.raises(TimeoutError, match="still not committed"):
+                client.wait(job_id, timeout=0)
+        if queue == "new":
+            with pytest.raises(awa.NotFound):
+                client.job(job_id)
+        else:
+            assert client.job(job_id).state == "available"
 
 
 def test_wait_does_not_keep_a_transaction_open(own_client: awa.Client, client: awa.Client) -> None:

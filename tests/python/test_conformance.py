@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -54,11 +55,24 @@ def install_pg() -> None:
             subprocess.run(npm, cwd=folder, check=True)
 
 
-def check(command: str, database: Database, psql: Path) -> tuple[int, Verdicts]:
+def url_of(database: Database) -> str:
     given = conninfo_to_dict(database.dsn)
-    url = f"postgresql://{given['user']}@{given['host']}:{given['port']}/{given['dbname']}"
+    return f"postgresql://{given['user']}@{given['host']}:{given['port']}/{given['dbname']}"
+
+
+def check(command: str, database: Database, psql: Path) -> tuple[int, Verdicts]:
     done = subprocess.run(
-        [AWA, "conformance", "--json", "--timeout", "40", "--dsn", url, "--worker", command],
+        [
+            AWA,
+            "conformance",
+            "--json",
+            "--timeout",
+            "40",
+            "--dsn",
+            url_of(database),
+            "--worker",
+            command,
+        ],
         cwd=WORKERS,
         env={**os.environ, "NODE_PATH": str(NODE_MODULES), "PATH": f"{psql}:{os.environ['PATH']}"},
         capture_output=True,
@@ -176,6 +190,69 @@ def test_a_database_in_use_is_refused_and_left_as_it_was(
     assert (done.returncode, done.stdout) == (1, "")
     assert "error: a worker is connected to this database" in done.stderr
     assert conn.execute("SELECT * FROM awa.settings").fetchall() == before
+
+
+# Handlers whose outcome is no JSON, no object, or refused by the database.
+REFUSED = {
+    "bash": """
+        handle_text() { echo hello; }
+        handle_number() { echo 5; }
+        handle_snooze() { echo '{"outcome": "snooze"}'; }
+        handle_fine() { :; }
+    """,
+    "python": """
+text = lambda args: {"outcome": "completed", "result": float("nan")}
+number = lambda args: 5
+snooze = lambda args: {"outcome": "snooze"}
+fine = lambda args: None
+    """,
+    "node": """
+        exports.text = async () => ({ outcome: 'completed', result: 5n })
+        exports.number = async () => 5
+        exports.snooze = async () => ({ outcome: 'snooze' })
+        exports.fine = async () => {}
+    """,
+}
+
+
+def test_the_example_workers_retry_what_has_a_refused_outcome(
+    database: Database, conn: psycopg.Connection, pg_bin: Path, tmp_path: Path
+) -> None:
+    """Red when an example ends, stands still, or keeps the job running for ever."""
+    names = [name for name in REFUSED if name != "node" or shutil.which("npm")]
+    if "node" in names:
+        install_pg()
+    client = awa.Client(conn)
+    bad = [
+        client.insert_job(kind, queue=n).job_id
+        for n in names
+        for kind in ("text", "number", "snooze")
+    ]
+    fine = [client.insert_job("fine", queue=name).job_id for name in names]
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            handlers = tmp_path / {"bash": "h.sh", "python": "h.py", "node": "h.js"}[name]
+            handlers.write_text(REFUSED[name])
+            command = {
+                "bash": ["bash", f"{WORKERS}/worker.sh", str(handlers)],
+                "python": [sys.executable, f"{WORKERS}/worker.py", "h"],
+                "node": ["node", f"{WORKERS}/worker.js", str(handlers)],
+            }[name]
+            environment = {
+                **os.environ,
+                "AWA_DSN": url_of(database),
+                "AWA_QUEUE": name,
+                "NODE_PATH": str(NODE_MODULES),
+                "PATH": f"{pg_bin}:{os.environ['PATH']}",
+            }
+            worker = stack.enter_context(subprocess.Popen(command, env=environment, cwd=tmp_path))
+            stack.callback(worker.terminate)
+        for job_id in fine:
+            assert client.wait(job_id, timeout=20).state == "completed"
+        for job_id in bad:
+            info = client.job(job_id)
+            assert (info.state, info.attempt) == ("retryable", 1), info
+            assert "refused" in info.errors[0]["error"]
 
 
 def test_the_document_has_the_rules_that_are_checked() -> None:

@@ -16,6 +16,7 @@ import sqlalchemy
 from django.db import transaction
 
 import awa
+from awa import _loads
 from awa._adapters import _interval, numbered
 from conftest import Database, DatabaseServer
 from connections import LIBRARIES, Application, Make, django_connection, url
@@ -90,6 +91,22 @@ def test_enqueue_joins_the_applications_transaction(
         assert awa.Client(conn).queue_counts(queue).available == 1
 
     run(scenario)
+
+
+def test_a_load_is_all_or_nothing_without_a_transaction_as_well(
+    run: Callable[[Scenario], None],
+    conn: psycopg.Connection,
+    queue: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_loads, "PORTION", 2)
+
+    async def scenario(app: Application) -> None:
+        with pytest.raises(awa.InvalidArgument, match="kind"):
+            await app.call("load_jobs", [{"kind": k, "queue": queue} for k in ("a", "b", "")])
+
+    run(scenario)
+    assert awa.Client(conn).queue_counts(queue).available == 0
 
 
 def test_completion_and_business_rows_are_committed_together(

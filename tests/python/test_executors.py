@@ -53,6 +53,13 @@ class Unreadable(Exception):
         super().__init__(f"{code} {text}")
 
 
+class Unloadable:
+    """Can be written, and not read."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return int, ("no number",)
+
+
 # Handlers that another process imports
 
 
@@ -74,6 +81,8 @@ def how(job: awa.Job, way: str, dsn: str) -> Any:
         raise awa.RetryAfter(600, "busy")
     if way == "unreadable":
         raise Unreadable(7, "boom")
+    if way == "unloadable":
+        return Unloadable()
     with psycopg.connect(dsn) as conn:
         conn.execute("INSERT INTO effects VALUES (%s)", [job.id])
         job.complete(conn)
@@ -121,7 +130,7 @@ def test_outcomes_errors_and_completions_come_back_from_a_process(
     conn.execute("CREATE TABLE effects (job_id bigint)")
     handlers = awa.Handlers()
     handlers.task(completes_itself=True, executor=processes, retry=[600])(how)
-    ways = ("snooze", "cancel", "retry", "unreadable", "complete")
+    ways = ("snooze", "cancel", "retry", "unreadable", "unloadable", "complete")
     jobs = {way: client.insert_job("how", {"way": way, "dsn": database.dsn}).job_id for way in ways}
 
     async def scenario(worker: awa.Worker) -> None:
@@ -135,11 +144,13 @@ def test_outcomes_errors_and_completions_come_back_from_a_process(
         "cancel": "cancelled",
         "retry": "retryable",
         "unreadable": "retryable",
+        "unloadable": "retryable",
         "complete": "completed",
     }
     assert client.job(jobs["cancel"]).reason == "enough"
     assert client.job(jobs["retry"]).errors[0]["error"] == "busy"
     assert client.job(jobs["unreadable"]).errors[0]["error"] == "RuntimeError: Unreadable: 7 boom"
+    assert "ValueError: invalid literal" in client.job(jobs["unloadable"]).errors[0]["error"]
     assert conn.execute("SELECT job_id FROM effects").fetchall() == [(jobs["complete"],)]
 
 

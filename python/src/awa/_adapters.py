@@ -50,6 +50,8 @@ class DjangoConnection(Protocol):
 
     def cursor(self) -> Any: ...
 
+    def get_autocommit(self) -> bool: ...
+
 
 class SQLAlchemyAsyncConnection(Protocol):
     """sqlalchemy.ext.asyncio.AsyncConnection."""
@@ -107,6 +109,15 @@ def _sqlalchemy_method(conn: object) -> Callable[..., Any] | None:
     if method is None and hasattr(conn, "get_bind"):
         method = getattr(conn, "connection", None)
     return cast("Callable[..., Any] | None", method)
+
+
+def portion_size(conn: object, most: int) -> int | None:
+    """How many jobs of a load to send at once; None, for all, where each statement commits."""
+    if _is_asyncpg(conn):
+        return most if cast(AsyncpgConnection, conn).is_in_transaction() else None
+    if _sqlalchemy_method(conn) is None and cast(DjangoConnection, conn).get_autocommit():
+        return None
+    return most
 
 
 def _is_asyncpg(conn: object) -> bool:

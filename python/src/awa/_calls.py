@@ -70,6 +70,7 @@ _CASTS = {
     "args": "::jsonb",
     "jobs": "::jsonb",
     "opts": "::jsonb",
+    "changes": "::jsonb",
     "info": "::jsonb",
     "holds": "::jsonb",
     "outcomes": "::jsonb",

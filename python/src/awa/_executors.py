@@ -114,12 +114,15 @@ def call_handler(function: Callable[..., Any], args: list[Any], kwargs: dict[str
 
 def call_elsewhere(function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
     """What another process runs; at module level, so that it can be imported there."""
+    # What cannot be read again, result or exception, would break the whole pool.
     try:
-        return call_handler(function, args, kwargs)
+        result = call_handler(function, args, kwargs)
+        if result is not None:
+            pickle.loads(pickle.dumps(result))
+        return result
     except BaseException as error:
         try:
             pickle.loads(pickle.dumps(error))
         except Exception:  # noqa: BLE001 - the exception's own code
-            # One that cannot be read again would break the whole pool.
             raise RuntimeError(f"{type(error).__name__}: {error}") from None
         raise

@@ -49,10 +49,10 @@ def rows(jobs: Iterable[Job]) -> Iterator[Row]:
         )
 
 
-def portions(jobs: Iterable[Job]) -> Iterator[list[Job]]:
-    """The jobs in lists for insert_jobs."""
+def portions(jobs: Iterable[Job], most: int | None) -> Iterator[list[Job]]:
+    """The jobs in lists for insert_jobs, of so many or in one."""
     source = iter(jobs)
-    while portion := list(islice(source, PORTION)):
+    while portion := list(islice(source, most)):
         yield portion
 
 

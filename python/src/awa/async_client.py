@@ -15,7 +15,7 @@ from psycopg import AsyncConnection, IsolationLevel
 from psycopg_pool import AsyncConnectionPool
 
 from . import _calls, _loads, models
-from ._adapters import AsyncCallerConnection, fetch_async, is_async_foreign
+from ._adapters import AsyncCallerConnection, fetch_async, is_async_foreign, portion_size
 from ._calls import NO_ARGS, Call, Options
 from ._pooler import PREPARED_ELSEWHERE, Preparing, is_pooled
 from .client import (
@@ -132,7 +132,7 @@ class AsyncClient:
         given = self._conn if conn is None else conn
         count = 0
         if given is not None and not isinstance(given, AsyncConnection):
-            for portion in _loads.portions(jobs):
+            for portion in _loads.portions(jobs, portion_size(given, _loads.PORTION)):
                 count += len(await self.insert_jobs(portion, conn=given))
             return count
         with translated():

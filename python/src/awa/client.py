@@ -15,7 +15,7 @@ from psycopg.rows import class_row, scalar_row
 from psycopg_pool import ConnectionPool
 
 from . import _calls, _loads, models
-from ._adapters import CallerConnection, fetch, is_foreign
+from ._adapters import CallerConnection, fetch, is_foreign, portion_size
 from ._calls import NO_ARGS, Call, Options
 from ._pooler import PREPARED_ELSEWHERE, Preparing, is_pooled
 from .errors import SerializationFailure, translated
@@ -129,7 +129,8 @@ class Client:
         """
         given = self._conn if conn is None else conn
         if given is not None and not isinstance(given, Connection):
-            return sum(len(self.insert_jobs(p, conn=given)) for p in _loads.portions(jobs))
+            portions = _loads.portions(jobs, portion_size(given, _loads.PORTION))
+            return sum(len(self.insert_jobs(portion, conn=given)) for portion in portions)
         count = 0
         with (
             translated(),

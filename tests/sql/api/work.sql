@@ -61,6 +61,20 @@ SELECT is((awa.work('many')).completed, 10, 'the rest');
 SELECT is((SELECT count(DISTINCT d.n) FROM test.done d WHERE d.n >= 10), 40::bigint, 'each ran once');
 SELECT is((SELECT count(*) FROM awa.runtime_instances), 2::bigint, 'one row for each queue that was worked on');
 
+-- One job's failure, whatever its kind, is no other's.
+CREATE FUNCTION test.asserts(args jsonb) RETURNS void LANGUAGE plpgsql AS $$ BEGIN ASSERT false, 'not so'; END $$;
+CREATE TABLE test.parent (id integer PRIMARY KEY);
+CREATE TABLE test.child (id integer REFERENCES test.parent DEFERRABLE INITIALLY DEFERRED);
+CREATE FUNCTION test.orphan(args jsonb) RETURNS void LANGUAGE sql AS 'INSERT INTO test.child VALUES (1)';
+CREATE FUNCTION test.family(args jsonb) RETURNS void LANGUAGE sql AS 'INSERT INTO test.child VALUES (2); INSERT INTO test.parent VALUES (2)';
+SELECT awa.register_sql_handler(k, format('test.%I(jsonb)', k)::regprocedure) FROM unnest('{asserts,orphan,family}'::text[]) k \g /dev/null
+SELECT awa.insert_job(k, '{"n": 1}', 'poison') FROM unnest('{asserts,orphan,family,note}'::text[]) k \g /dev/null
+SELECT is((awa.work('poison'))::text, '(poison,4,2,2,0)', 'a failed ASSERT and a violated deferred constraint fail their jobs alone');
+SELECT results_eq($$ SELECT j.kind, j.state, j.errors -> 0 ->> 'sqlstate' FROM awa.jobs j WHERE j.queue = 'poison' ORDER BY 1 $$,
+    $$ VALUES ('asserts', 'retryable', 'P0004'), ('family', 'completed', NULL), ('note', 'completed', NULL), ('orphan', 'retryable', '23503') $$,
+    'with the error; what is right by its end may be wrong before');
+SELECT results_eq('SELECT c.id FROM test.child c', 'VALUES (2)', 'and only they write nothing');
+
 -- What cannot be stored, and what is gone.
 SELECT awa.set_setting('args_max_bytes', '1024') \g /dev/null
 CREATE FUNCTION test.large(args jsonb) RETURNS jsonb LANGUAGE sql AS $$

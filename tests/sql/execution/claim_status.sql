@@ -45,6 +45,8 @@ SELECT cmp_ok(pg_sequence_last_value(awa._doorbell('fresh')), '>', (extract(epoc
 BEGIN;
 SET LOCAL awa.notify = 'off';
 SELECT is(awa._ring_doorbell('fresh'), false, 'a session can turn wake-ups off');
+SET LOCAL awa.notify = 'OFF';
+SELECT is(awa._ring_doorbell('fresh'), false, 'in capitals too, as other settings of this kind');
 COMMIT;
 SELECT is(awa._ring_doorbell('quiet'), false, 'a queue can turn wake-ups off');
 
