@@ -218,20 +218,18 @@ SET search_path = pg_catalog, pg_temp
 AS $function$
 DECLARE
     v_now timestamptz := clock_timestamp();
-    -- Read from a table it may be compressed: not once for each job.
-    v_items constant jsonb := jobs #> '{}';
     v_jobs @extschema@._job[];
 BEGIN
     PERFORM @extschema@._check_options('opts', opts, '{}');
-    IF v_items IS NULL OR jsonb_typeof(v_items) <> 'array' THEN
+    IF jobs IS NULL OR jsonb_typeof(jobs) <> 'array' THEN
         PERFORM @extschema@._refuse('22023', 'field "jobs" must be a JSON array', 'Give an array of job objects.');
     END IF;
-    v_jobs := @extschema@._parse_jobs(v_items, v_now);
-    IF v_items @? '$[*].opts.backpressure.reject' THEN
+    v_jobs := @extschema@._parse_jobs(jobs, v_now);
+    IF jobs @? '$[*].opts.backpressure.reject' THEN
         PERFORM @extschema@._refuse_pressure(
             coalesce(j ->> 'queue', 'default'), coalesce((j ->> 'priority')::numeric::integer, 2),
             min((j #>> '{opts,backpressure,reject}')::numeric::bigint))
-        FROM jsonb_array_elements(v_items) j
+        FROM jsonb_array_elements(jobs) j
         WHERE j #> '{opts,backpressure,reject}' IS NOT NULL
         GROUP BY coalesce(j ->> 'queue', 'default'), coalesce((j ->> 'priority')::numeric::integer, 2);
     END IF;
@@ -239,7 +237,7 @@ BEGIN
     SELECT i.job_id, i.state, i.duplicate,
            CASE WHEN o.item #> '{opts,backpressure}' = '"signal"' THEN @extschema@._apply_backpressure('"signal"',
                coalesce(o.item ->> 'queue', 'default'), coalesce((o.item ->> 'priority')::numeric::integer, 2)) END
-    FROM @extschema@._insert_parsed(v_jobs, v_now) i, LATERAL (SELECT v_items -> (i.ordinal - 1)::integer) o (item)
+    FROM @extschema@._insert_parsed(v_jobs, v_now) i, LATERAL (SELECT jobs -> (i.ordinal - 1)::integer) o (item)
     ORDER BY i.ordinal;
 END
 $function$;

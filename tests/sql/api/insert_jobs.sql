@@ -62,19 +62,6 @@ SELECT results_eq($$
     'insert_many returns an id per element, in order');
 SELECT results_eq($$ SELECT c.args FROM test.claim('many') c $$, $$ VALUES ('{"n": 1}'::jsonb), ('[2]'), ('null'), ('"4"') $$,
     'and the jobs run in that order');
--- A list that lies compressed in a table is read once.
-CREATE TABLE test.lists AS
-SELECT jsonb_agg(jsonb_build_object('kind', 'k', 'queue', 'list', 'args', jsonb_build_object('text', repeat(md5(g::text), 9)))) AS jobs FROM generate_series(1, 500) g;
-CREATE FUNCTION test.blocks(p_jobs text) RETURNS bigint LANGUAGE plpgsql AS $$
-DECLARE
-    v_plan json;
-BEGIN
-    EXECUTE format('EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) SELECT count(*) FROM test.lists l, awa.insert_jobs(%s)', p_jobs) INTO v_plan;
-    RETURN (v_plan -> 0 -> 'Plan' ->> 'Shared Hit Blocks')::bigint;
-END $$;
-SELECT test.blocks('l.jobs') \g /dev/null
-SELECT cmp_ok(test.blocks('l.jobs'), '<', test.blocks($$l.jobs || '[]'$$) + 500, 'a list from a table is not read once for each of its jobs');
-
 SELECT is_empty($$ SELECT awa.insert_many('m', '{}') $$, 'an empty array inserts nothing');
 SELECT is((SELECT count(DISTINCT r) FROM awa.insert_many('m', array_fill('{}'::jsonb, ARRAY[1000]), 'many') r), 1000::bigint,
     'a thousand jobs are a thousand ids');
