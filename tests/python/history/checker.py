@@ -269,18 +269,17 @@ class Checker:
                 self.report(TWO_HOLDERS, first, second)
         holders = {e.job: e for e in new}
         for told in events:
-            if told.answer.get("duplicate") and told.commit != UNKNOWN:
-                holder = holders.get(told.job)
-                if holder is None or told.end < holder.start:
-                    self.report(FALSE_HOLDER, told)
-                elif (
-                    any(
-                        end.end < told.start and end.args.get("outcome") != "completed"
-                        for end in lives[told.job or 0].known_ends()
-                    )
-                    and not lives[told.job or 0].retries
-                ):
-                    self.report(FALSE_HOLDER, holder, told)
+            if not told.answer.get("duplicate") or told.commit == UNKNOWN:
+                continue
+            holder = holders.get(told.job)
+            if holder is None or told.end < holder.start:
+                self.report(FALSE_HOLDER, told)
+                continue
+            life = lives[told.job or 0]
+            # One that completed keeps its key for a while.
+            left = [e for e in life.known_ends() if e.args.get("outcome") != "completed"]
+            if any(end.end < told.start for end in left) and not life.retries:
+                self.report(FALSE_HOLDER, holder, told)
 
     def summary(self) -> str:
         counts = ", ".join(f"{n} {name}" for name, n in sorted(self.seen.items()))
