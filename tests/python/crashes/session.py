@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psycopg
 
-from race.ledger import RETRYABLE, Effect
+from race.ledger import RETRYABLE, Effect, told
 from race.ledger import Session as PlainSession
 
 # A row per transaction that said what it did. The id of a transaction will not do: one whose WAL
@@ -45,13 +45,15 @@ class Session(PlainSession):
     ) -> list[Effect] | None:
         """Run a body in one transaction; return its effects if it certainly committed."""
         effects: list[Effect] = []
-        token = ""
+        token, is_sent = "", False
+        start = self.history.begin()
         try:
             body(self.conn, effects)
             if hold_seconds:
                 time.sleep(hold_seconds)
             if rollback:
                 self.conn.rollback()
+                self.undo(effects, start)
                 self.write("rolled back")
                 return None
             if effects:
@@ -60,10 +62,15 @@ class Session(PlainSession):
                 self.conn.execute("INSERT INTO observed.commits VALUES (%s)", [token])
                 named = [[type(e).__name__, *(getattr(e, f) for f in e.__slots__)] for e in effects]
                 self.write("intent", token, named)
+                self.history.intend(map(told, effects), start)
+                is_sent = True
             self.conn.commit()
             if token:
+                self.history.settle("commit")
                 self.write("committed", token)
         except psycopg.Error as error:
+            if not is_sent:
+                self.undo(effects, start)
             self._note(error)
             return None
         return effects
