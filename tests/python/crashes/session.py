@@ -45,7 +45,7 @@ class Session(PlainSession):
     ) -> list[Effect] | None:
         """Run a body in one transaction; return its effects if it certainly committed."""
         effects: list[Effect] = []
-        token, is_sent = "", False
+        token = ""
         start = self.history.begin()
         try:
             body(self.conn, effects)
@@ -53,7 +53,6 @@ class Session(PlainSession):
                 time.sleep(hold_seconds)
             if rollback:
                 self.conn.rollback()
-                self.undo(effects, start)
                 self.write("rolled back")
                 return None
             if effects:
@@ -63,14 +62,11 @@ class Session(PlainSession):
                 named = [[type(e).__name__, *(getattr(e, f) for f in e.__slots__)] for e in effects]
                 self.write("intent", token, named)
                 self.history.intend(map(told, effects), start)
-                is_sent = True
             self.conn.commit()
             if token:
                 self.history.settle("commit")
                 self.write("committed", token)
         except psycopg.Error as error:
-            if not is_sent:
-                self.undo(effects, start)
             self._note(error)
             return None
         return effects

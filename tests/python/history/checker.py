@@ -66,7 +66,7 @@ class Life:
     states: list[Event] = field(default_factory=list)
 
     def add(self, event: Event) -> None:
-        """File an event. What was undone never was, but it may have held up others."""
+        """File an event."""
         lists = {
             "insert": self.inserts,
             "claim": self.claims,

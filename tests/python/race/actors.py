@@ -198,30 +198,26 @@ class Producer:
         last = effects[-1] if effects else None
         fresh = conn.isolation_level == psycopg.IsolationLevel.READ_COMMITTED
         if isinstance(last, Insert) and fresh and self.rng.random() < 0.05:
-            _cancel(conn, effects, last.job_id)
+            self._cancel_job(conn, effects, last.job_id)
 
     def _cancel(self, conn: psycopg.Connection, effects: list[Effect]) -> None:
         # Sorted, so that two of these do not deadlock more than needed.
         for job_id in sorted(self.rng.sample(self.known, min(3, len(self.known)))):
-            _cancel(conn, effects, job_id)
+            self._cancel_job(conn, effects, job_id)
         time.sleep(self.rng.choice((0, 0, 0.05, 0.2)))
+
+    def _cancel_job(self, conn: psycopg.Connection, effects: list[Effect], job_id: int) -> None:
+        self.session.tries(job_id)
+        row = conn.execute("SELECT awa.cancel_job(%s)", [job_id]).fetchone()
+        assert row
+        if row[0] in ("cancelled", "cancelled_running"):
+            effects.append(Cancel(job_id, row[0] == "cancelled_running"))
 
 
 def _inserted(job_id: int, job: dict[str, object], token: str, key: str | None = None) -> Insert:
     attempts = job["max_attempts"]
     assert isinstance(attempts, int)
     return Insert(job_id, str(job["queue"]), attempts, token, key)
-
-
-def _cancel(conn: psycopg.Connection, effects: list[Effect], job_id: int) -> None:
-    try:
-        row = conn.execute("SELECT awa.cancel_job(%s)", [job_id]).fetchone()
-    except psycopg.Error:
-        effects.append(Cancel(job_id, False))  # undone, but the history must say who was locked
-        raise
-    assert row
-    if row[0] in ("cancelled", "cancelled_running"):
-        effects.append(Cancel(job_id, row[0] == "cancelled_running"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,6 +79,8 @@ Effect = Insert | Duplicate | Claim | End | Cancel
 
 def told(effect: Effect) -> Call:
     """An effect as the history has it."""
+    args: dict[str, Any]
+    answer: dict[str, Any]
     match effect:
         case Insert():
             args = {"queue": effect.queue, "key": effect.key}
@@ -91,8 +93,8 @@ def told(effect: Effect) -> Call:
             answer = {"job": effect.job_id, "lease": effect.run_lease, "is_last": is_last}
             return ("claim", {}, answer)
         case End():
-            token = {"job": effect.job_id, "lease": effect.run_lease}
-            return ("finish", token | {"outcome": effect.outcome}, {"result": "done"})
+            args = {"job": effect.job_id, "lease": effect.run_lease, "outcome": effect.outcome}
+            return ("finish", args, {"result": "done"})
         case Cancel():
             answer = {"answer": "cancelled_running" if effect.running else "cancelled"}
             return ("cancel", {"job": effect.job_id}, answer)
@@ -109,11 +111,9 @@ class Session:
         self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self.history = Writer(path.with_suffix(".history"), path.stem)
 
-    def undo(self, effects: list[Effect], start: float) -> None:
-        """Write what was rolled back: it may have held up others."""
-        if effects:
-            self.history.intend(map(told, effects), start)
-            self.history.settle("rollback")
+    def tries(self, job_id: int) -> None:
+        """Say, before it, that a cancel is tried: it holds up the job also where it fails."""
+        self.history.note("cancel", {"job": job_id}, {"answer": "tried"})
 
     def write(self, *record: object) -> None:
         os.write(self.file, (json.dumps(record) + "\n").encode())
@@ -134,7 +134,6 @@ class Session:
                 time.sleep(hold_seconds)
             if rollback:
                 self.conn.rollback()
-                self.undo(effects, start)
                 self.write("rolled back")
                 return None
             if not effects:
@@ -153,7 +152,7 @@ class Session:
                 self.write("failed", error.sqlstate, str(error))
                 raise
             self.conn.rollback()
-            self.undo(effects, start)
+            self.history.settle("rollback")
             self.write("error", error.sqlstate)
             return None
         return effects
