@@ -19,8 +19,9 @@ from stateful.stage import Stage, new_stage
 if TYPE_CHECKING:
     from conftest import DatabaseServer
 
-EXAMPLES, STEPS = 12, 40
-LONG_EXAMPLES, LONG_STEPS = 400, 60
+EXAMPLES, STEPS = 25, 40
+LONG_EXAMPLES, LONG_STEPS = 150, 60
+MUTANT_EXAMPLES, MUTANT_STEPS = 300, 60
 PLAY = settings(
     max_examples=EXAMPLES,
     stateful_step_count=STEPS,
@@ -65,11 +66,16 @@ def test_jobs_live_as_the_model_says_for_long(
 @pytest.mark.long
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_broken_engine_is_found(server: DatabaseServer, name: str) -> None:
-    found = None
-    with new_stage(server.dsn, f"stateful_{os.getpid()}_mutant", MUTANTS[name]) as stage:
-        try:
-            play(stage, settings(PLAY, max_examples=100, phases=[Phase.generate]))
-        except Exception as error:
-            found = error
-    assert found is not None, f"{name} was not found"
-    print(name, found)
+    how = settings(
+        PLAY,
+        max_examples=MUTANT_EXAMPLES,
+        stateful_step_count=MUTANT_STEPS,
+        phases=[Phase.generate],
+        report_multiple_bugs=False,
+    )
+    with (
+        new_stage(server.dsn, f"stateful_{os.getpid()}_mutant", MUTANTS[name]) as stage,
+        pytest.raises(AssertionError) as found,
+    ):
+        play(stage, how)
+    print(name, found.value, sep=": ")

@@ -12,15 +12,31 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from psycopg.types.json import Jsonb
 
-from stateful.model import ALL_QUEUES, ENDED, SHARDS, WAITING, Job, Model, Token, Worker, shard_of
-from stateful.stage import EPOCH, PLACES, QUEUE_SLOTS, SETTINGS, Stage
+from stateful.model import (
+    ALL_QUEUES,
+    ENDED,
+    EVIDENCE,
+    SHARDS,
+    WAITING,
+    Job,
+    Model,
+    Token,
+    Worker,
+    shard_of,
+)
+from stateful.stage import CLAIM_SLOTS, EPOCH, PLACES, QUEUE_SLOTS, SETTINGS, Stage
 
 WORKERS = ("00000000-0000-4000-8000-000000000001", "00000000-0000-4000-8000-000000000002")
 SECOND = 1000
 # A worker is dead when it was silent for so long and one heartbeat interval more, but heartbeats
 # within such an interval are not written down.
 SILENCE = SETTINGS["staleness_seconds"] * SECOND
-KEYS = ("d1", "d2", "w1", "w2")
+KEYS = ("d1", "w1")
+STEPS = (
+    *("verify", "publish_queue", "publish_claim", "plan_queue", "plan_claim", "refill", "promote"),
+    *("rescue", "expire", "unique_keys", "instances", "hints", "evacuate"),
+    *("prune_attempts", "prune_claim", "prune_queue", "prune_deferred"),
+)
 
 queues = st.sampled_from(ALL_QUEUES)
 picks = st.integers(0, 999)  # which of the jobs that a rule may take
@@ -31,13 +47,18 @@ options = st.fixed_dictionaries(
         "queue": queues,
         "priority": st.sampled_from((2, 2, 1, 4)),
         "delay": delays,
-        "key": st.sampled_from((None, None, None, *KEYS)),
+        "key": st.sampled_from((None, None, *KEYS)),
         "ordering_key": st.sampled_from(("a", "b", "c")),
         "max_attempts": st.sampled_from((25, 25, 1, 2)),
         "deadline": st.sampled_from((None, None, None, 20)),
     }
 )
 Options = dict[str, Any]
+
+
+def some(*states: str) -> Callable[[Any], bool]:
+    """A rule is for when there are jobs in some states."""
+    return lambda self: bool(self.model.among(*states))
 
 
 class Machine(RuleBasedStateMachine):
@@ -51,6 +72,7 @@ class Machine(RuleBasedStateMachine):
         self.model = Model()
         self.workers = {name: Worker(name) for name in WORKERS}
         self.made, self.refusal = 0, ""
+        self.looked_at = 0  # when rescue looked last
         self.touched: set[int] = set()
 
     # ---- time and calls
@@ -98,8 +120,7 @@ class Machine(RuleBasedStateMachine):
         if options["deadline"]:
             opts["deadline_seconds"] = options["deadline"]
         if key := options["key"]:
-            digits = f"{KEYS.index(key):032x}"
-            opts["unique"] = {"key": digits, "on_conflict": conflict}
+            opts["unique"] = {"key": digits(key), "on_conflict": conflict}
             if key[0] == "w":
                 opts["unique"]["states"] = ["scheduled", "available"]
         names = ("queue", "priority", "max_attempts")
@@ -239,9 +260,15 @@ class Machine(RuleBasedStateMachine):
             [(reason,)] = self.call("SELECT reason FROM awa.claim_status(%s)", queue)
             assert (reason == "paused") == (queue in self.model.paused), reason
 
+    @rule(queue=queues, limit=st.sampled_from((1, 50)), worker=workers)
+    def claim_and_roll_back(self, queue: str, limit: int, worker: str) -> None:
+        with self.stage.conn.transaction(force_rollback=True):
+            self.call(self.CLAIM, queue, limit, worker, Jsonb({}))
+        self.wait()
+
     def started(self, job: Job, row: tuple[Any, ...], worker: str, deadline: int | None) -> None:
         limit = deadline and deadline * SECOND
-        self.model.start(job, Token(*row[:5], worker), limit)
+        self.model.start(job, Token(row[0], row[1], row[2], row[3], row[4], worker), limit)
         self.touched.add(job.job_id)
         expected = (
             job.lease,
@@ -264,7 +291,7 @@ class Machine(RuleBasedStateMachine):
         sql = "SELECT result, reason FROM awa.finish_jobs(%s, %s)"
         return str(self.value(sql, token.owner, Jsonb([token.item(outcome, **fields)])))
 
-    @precondition(lambda self: self.model.among("running"))
+    @precondition(some("running"))
     @rule(
         number=picks,
         outcome=st.sampled_from(("completed", "retry", "snooze", "cancel", "fail", "released")),
@@ -288,7 +315,7 @@ class Machine(RuleBasedStateMachine):
         delayed = fields["delay_seconds"] * SECOND if "delay_seconds" in fields else None
         self.model.finish(job, outcome, delayed, fields.get("reason", ""))
 
-    @precondition(lambda self: self.model.among("running"))
+    @precondition(some("running"))
     @rule(number=picks)
     def complete_batch(self, number: int) -> None:
         token = self.pick(number, "running").token
@@ -313,22 +340,22 @@ class Machine(RuleBasedStateMachine):
 
     COMPLETE = "SELECT outcome FROM awa.complete_job(%s, %s, %s, %s, %s)"
 
-    @precondition(lambda self: self.model.among("running"))
+    @precondition(some("running"))
     @rule(number=picks, rolls_back=st.booleans())
     def complete_one(self, number: int, rolls_back: bool) -> None:
         job = self.pick(number, "running")
         assert job.token
         with self.stage.conn.transaction(force_rollback=rolls_back):
             assert self.value(self.COMPLETE, *job.token.numbers) == "completed"
-        self.wait()  # a rollback takes the clock back as well
         if not rolls_back:
             self.model.finish(job, "completed")
+        self.wait()  # a rollback takes the clock back as well
 
-    @precondition(lambda self: self.model.old)
+    @precondition(lambda self: bool(self.model.old))
     @rule(number=picks, way=st.sampled_from(("complete_job", "progress", "completed", "retry")))
     def use_an_old_token(self, number: int, way: str) -> None:
         """What an attempt does after its end changes nothing, and is told so."""
-        token = self.model.old[number % len(self.model.old)]
+        token = self.model.old[number % len(self.model.old)].token
         self.touched.add(token.job_id)
         if way == "complete_job":
             _, refused = self.attempt(lambda: self.value(self.COMPLETE, *token.numbers))
@@ -344,9 +371,22 @@ class Machine(RuleBasedStateMachine):
             )
             assert answer in ("already_done", "stale"), f"{token} was finished again: {answer}"
 
+    STATUS = "SELECT awa.attempt_status(%s, %s, %s, %s, %s)"
+
+    @precondition(lambda self: bool(self.model.old))
+    @rule(number=picks)
+    def ask_for_an_old_attempt(self, number: int) -> None:
+        """Its evidence stays for a while; later the end of the job may still tell."""
+        old = self.model.old[number % len(self.model.old)]
+        answer = self.value(self.STATUS, *old.token.numbers)
+        right = {old.outcome}
+        if self.model.now - old.at >= EVIDENCE or self.model.lost_evidence:
+            right |= {"unknown"} | ({"failed"} if old.outcome == "rescued" else set())
+        assert answer in right, f"{old} is {answer}"
+
     PROGRESS = "SELECT awa.set_progress(%s, %s, %s, %s, %s, %s)"
 
-    @precondition(lambda self: self.model.among("running"))
+    @precondition(some("running"))
     @rule(number=picks, progress=st.integers(1, 9))
     def set_progress(self, number: int, progress: int) -> None:
         job = self.pick(number, "running")
@@ -370,7 +410,7 @@ class Machine(RuleBasedStateMachine):
 
     # ---- changes by operators
 
-    @precondition(lambda self: self.model.jobs)
+    @precondition(lambda self: bool(self.model.jobs))
     @rule(number=picks)
     def cancel(self, number: int) -> None:
         job = self.pick(number, *WAITING, "running", *ENDED, "dead", "gone")
@@ -388,7 +428,22 @@ class Machine(RuleBasedStateMachine):
             right = {f"already_{was}"} | (set() if self.model.is_kept(job) else {"pruned"})
         assert answer in right, f"cancel of {job} was answered {answer}"
 
-    @precondition(lambda self: self.model.jobs)
+    @rule(key=st.sampled_from(KEYS))
+    def cancel_by_key(self, key: str) -> None:
+        sql = "SELECT awa.cancel_by_unique_key(decode(%s, 'hex'))"
+        answer = self.value(sql, digits(key))
+        holder = self.model.holder(key)
+        if holder is None or holder.state not in (*WAITING, "running"):
+            assert answer is None, f"{answer} was cancelled by its key, which has {holder}"
+            return
+        assert answer == holder.job_id, f"{answer} was cancelled for {holder}"
+        self.touched.add(holder.job_id)
+        if holder.state == "running":
+            self.model.finish(holder, "cancel")
+        else:
+            self.model.end(holder, "cancelled")
+
+    @precondition(lambda self: bool(self.model.jobs))
     @rule(number=picks, delay=delays, queue=st.sampled_from((None, None, *ALL_QUEUES)))
     def retry_job(self, number: int, delay: int, queue: str | None) -> None:
         job = self.pick(number, *WAITING, "running", *ENDED, "dead", "gone")
@@ -411,7 +466,7 @@ class Machine(RuleBasedStateMachine):
             if queue:
                 job.queue, job.shard = queue, job.shard % SHARDS.get(queue, 1)
 
-    @precondition(lambda self: self.model.among(*WAITING, "running"))
+    @precondition(some(*WAITING, "running"))
     @rule(
         number=picks,
         delay=st.sampled_from((None, 0, 5, 700)),
@@ -454,7 +509,7 @@ class Machine(RuleBasedStateMachine):
         assert answer == (queue not in self.model.paused)
         self.model.paused.add(queue)
 
-    @precondition(lambda self: self.model.paused)
+    @precondition(lambda self: bool(self.model.paused))
     @rule(number=picks)
     def resume(self, number: int) -> None:
         queue = sorted(self.model.paused)[number % len(self.model.paused)]
@@ -469,7 +524,7 @@ class Machine(RuleBasedStateMachine):
         for job in waiting:
             self.model.end(job, "cancelled")
 
-    @precondition(lambda self: self.model.among("dead"))
+    @precondition(some("dead"))
     @rule(number=picks, delay=delays)
     def retry_dlq(self, number: int, delay: int) -> None:
         job = self.pick(number, "dead")
@@ -480,7 +535,7 @@ class Machine(RuleBasedStateMachine):
         assert revived == (not refused), f"retry of {job}: {answer} {self.refusal}"
         assert answer == (job.state if revived else None), f"retry of {job}: {answer}"
 
-    @precondition(lambda self: self.model.among("dead"))
+    @precondition(some("dead"))
     @rule(number=picks)
     def purge_dlq(self, number: int) -> None:
         job = self.pick(number, "dead")
@@ -488,6 +543,13 @@ class Machine(RuleBasedStateMachine):
         job.state = "gone"
 
     # ---- maintenance
+
+    @rule(step=st.sampled_from(STEPS), seconds=st.sampled_from((0, 16, 310)))
+    def tick_and_roll_back(self, step: str, seconds: int) -> None:
+        """What sequences remember stays, and must not matter."""
+        self.wait(seconds * SECOND + 1)
+        with self.stage.conn.transaction(force_rollback=True):
+            self.stage.tick(step)
 
     @rule(seconds=st.sampled_from((1, 6, 25, 70, 310, 800)))
     def pass_time(self, seconds: int) -> None:
@@ -506,17 +568,18 @@ class Machine(RuleBasedStateMachine):
             self.wait(11 * SECOND)
             self.stage.tick("rescue")
             self.rescued()
+            self.looked_at = self.model.now
 
     def rescued(self) -> None:
         """Rescue takes what it must and nothing that it must not."""
         running = [job for job in self.model.among("running") if job.token]
         for job in running:
             assert job.token
-            sql = "SELECT awa.attempt_status(%s, %s, %s, %s, %s)"
-            [(status,)] = self.stage.rows(sql, *job.token.numbers)
+            [(status,)] = self.stage.rows(self.STATUS, *job.token.numbers)
             is_late = job.deadline_at is not None and job.deadline_at < self.model.now
             if status == "open":
                 assert not is_late, f"{job} is past its deadline"
+                assert not self.must_be_lost(job), f"{job} was not rescued: {self.workers}"
                 continue
             assert status == "rescued", f"{job} was {status} by rescue"
             assert is_late or self.may_be_lost(job), f"{job} was rescued, but {self.workers}"
@@ -538,6 +601,13 @@ class Machine(RuleBasedStateMachine):
         is_denied = denied and denied[-1] - denied[0] >= SETTINGS["heartbeat_seconds"] * SECOND
         return bool(is_denied) or now - beats[-1][0] >= SILENCE
 
+    def must_be_lost(self, job: Job) -> bool:
+        """Its worker was silent for too long already when rescue looked last, and since then."""
+        assert job.token
+        beats = self.workers[job.token.owner].beats
+        is_old = self.model.now - job.claimed_at > SILENCE
+        return is_old and (not beats or beats[-1][0] < self.looked_at - SILENCE)
+
     @rule(ring=st.sampled_from(("queue", "claim")), seconds=st.sampled_from((1, 21)))
     def rotate(self, ring: str, seconds: int) -> None:
         self.wait(seconds * SECOND)
@@ -552,12 +622,15 @@ class Machine(RuleBasedStateMachine):
             self.look_for_room()
             self.stage.tick(f"prune_{ring}")
 
+    ROOM = (
+        "SELECT (SELECT bool_or(awa._slot_is_empty('queue', s)) FROM generate_series(0, %s) s),"
+        " (SELECT bool_or(awa._slot_is_empty('claim', s)) FROM generate_series(0, %s) s)"
+    )
+
     def look_for_room(self) -> None:
-        slots = self.stage.value(
-            "SELECT count(*) FROM generate_series(0, %s) s WHERE awa._slot_bytes('queue', s) = 0",
-            QUEUE_SLOTS - 1,
-        )
-        self.model.had_no_room |= slots == 0
+        [(queue_room, claim_room)] = self.stage.rows(self.ROOM, QUEUE_SLOTS - 1, CLAIM_SLOTS - 1)
+        self.model.had_no_room |= not queue_room
+        self.model.lost_evidence |= not (queue_room and claim_room)
 
     @rule()
     def evacuate(self) -> None:
@@ -589,9 +662,11 @@ class Machine(RuleBasedStateMachine):
         for _ in range(QUEUE_SLOTS):
             self.wait(21 * SECOND)
             steps = ("plan_queue", "plan_claim", "publish_queue", "publish_claim", "evacuate")
-            for step in (*steps, "prune_claim", "prune_queue"):
-                self.look_for_room()
+            for step in steps:
                 self.stage.tick(step)
+            self.look_for_room()
+            self.stage.tick("prune_claim")
+            self.stage.tick("prune_queue")
 
     # ---- what always holds
 
@@ -613,12 +688,19 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def counts_are_exact(self) -> None:
         columns = (*WAITING, "running", *ENDED, "dead_lettered")
-        sql = f"SELECT queue, {', '.join(columns)} FROM unnest(%s) q, awa.queue_counts(q)"
+        sql = f"SELECT queue, {', '.join(columns)} FROM unnest(%s::text[]) q, awa.queue_counts(q)"
         for queue, *row in self.stage.rows(sql, list(ALL_QUEUES)):
             known = self.model.counts(queue)
             known["dead_lettered"] = known.pop("dead", 0)
             shown = dict(zip(columns, row, strict=True))
             assert shown == {name: known[name] for name in columns}, f"counts of {queue}"
+
+    JOB = (
+        "SELECT e.state, (e.facts ->> 'ahead')::integer, j.state, j.queue, j.priority, j.run_lease,"
+        " j.attempt, j.max_attempts, j.args, j.progress, coalesce(jsonb_array_length(j.errors), 0),"
+        " j.run_at, j.finalized_at"
+        " FROM awa.job(%s) j, awa.explain_job(%s) e"
+    )
 
     @invariant()
     def job_says_the_same(self) -> None:
@@ -626,12 +708,23 @@ class Machine(RuleBasedStateMachine):
         touched, self.touched = self.touched, set()
         for job_id in sorted(touched):
             job = self.model.jobs[job_id]
-            sql = "SELECT state, run_lease, attempt, queue FROM awa.job(%s)"
-            [found] = self.stage.rows(sql, job_id)
+            [found] = self.stage.rows(self.JOB, job_id, job_id)
+            explained, ahead, *row, run_at, ended_at = found
             state = {"dead": "failed", "gone": "pruned"}.get(job.state, job.state)
-            expected = (state, job.lease, job.attempt, job.queue)
+            assert explained == row[0], f"{job} is {row[0]}, and explained as {explained}"
             is_gone = job.state == "gone" or (job.state in ENDED and not self.model.is_kept(job))
-            assert found == expected or (is_gone and found[0] == "pruned"), f"{job} is {found}"
+            if is_gone and row[0] == "pruned":
+                continue
+            expected = [
+                *(state, job.queue, job.priority, job.lease, job.attempt, job.max_attempts),
+                *(job.args, job.progress, job.errors),
+            ]
+            assert row == expected, f"{job} is {row}"
+            assert clock(run_at) == job.run_at, f"{job} runs at {clock(run_at)}"
+            if job.state == "available":
+                assert ahead == self.model.ahead(job), f"{job} waits behind {ahead}"
+            if job.state in (*ENDED, "dead"):
+                assert clock(ended_at) == job.ended_at, f"{job} ended at {clock(ended_at)}"
 
     @invariant()
     def a_key_has_one_holder(self) -> None:
@@ -661,6 +754,11 @@ class Machine(RuleBasedStateMachine):
         assert not self.model.among(*WAITING, "running"), "jobs do not end"
         self.every_job_is_in_one_place()
         self.counts_are_exact()
+
+
+def digits(key: str) -> str:
+    """A key as the engine knows it."""
+    return f"{KEYS.index(key):032x}"
 
 
 def clock(time: datetime) -> int:

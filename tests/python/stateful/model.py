@@ -21,6 +21,9 @@ RETENTION = {
     "failed": SETTINGS["failed_retention_seconds"] * 1000,
     "dead": SETTINGS["dlq_retention_seconds"] * 1000,
 }
+EVIDENCE = SETTINGS["attempt_evidence_seconds"] * 1000
+# What attempt_status() says of an attempt that did not end its job.
+CLOSURES = {"retry": "retried", "rescue": "rescued", "snooze": "snoozed", "released": "released"}
 SHARDS = {"sharded": 2}
 ALL_QUEUES = (*QUEUES, LATE_QUEUE)
 
@@ -55,6 +58,15 @@ class Token:
         return {**dict(zip(names, self.numbers, strict=True)), "outcome": outcome, **fields}
 
 
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """An attempt that ended, how and when."""
+
+    token: Token
+    outcome: str
+    at: int
+
+
 @dataclass(slots=True)
 class Job:
     """One job; times are milliseconds of the model's clock."""
@@ -74,6 +86,7 @@ class Job:
     lease: int = 0
     progress: object = None
     releases: int = 0
+    errors: int = 0
     ended_at: int = 0
     token: Token | None = None
     claimed_at: int = 0
@@ -101,9 +114,10 @@ class Model:
     def __init__(self) -> None:
         self.now, self.moves = 0, 0
         self.jobs: dict[int, Job] = {}
-        self.old: list[Token] = []  # of attempts that ended
+        self.old: list[Ended] = []
         self.paused: set[str] = set()
         self.had_no_room = False  # a ring without an empty slot keeps no history
+        self.lost_evidence = False  # of attempts, for the same reason
         self.moved_to: Counter[str] = Counter()
 
     # ---- who is where
@@ -145,6 +159,12 @@ class Model:
                     lanes[job.lane].append(job)
         return lanes
 
+    def ahead(self, job: Job) -> int:
+        """How many of its lane come before an available job."""
+        return sum(
+            other.lane == job.lane and other.place < job.place for other in self.among("available")
+        )
+
     def rank(self, lane: list[Job]) -> tuple[int, int]:
         """Effective priority and age of the head: the order of lanes."""
         head = lane[0]
@@ -172,8 +192,17 @@ class Model:
     def finish(self, job: Job, outcome: str, delay: int | None = None, reason: str = "") -> None:
         """End the attempt of a running job."""
         assert job.token
-        self.old.append(job.token)
-        job.token = None
+        token, job.token = job.token, None
+        job.errors += outcome in ("retry", "rescue", "fail")
+        self.move_on(job, outcome, delay, reason)
+        if outcome == "rescue" or job.state in WAITING:
+            closure = CLOSURES[outcome]
+        else:
+            closure = "dead_lettered" if job.state == "dead" else job.state
+        self.old.append(Ended(token, closure, self.now))
+
+    def move_on(self, job: Job, outcome: str, delay: int | None, reason: str) -> None:
+        """Put a job where the end of its attempt sends it."""
         if outcome in ("retry", "rescue") and job.attempt >= job.max_attempts:
             outcome = "fail"
         waits = {"retry": "retryable", "rescue": "retryable", "snooze": "scheduled"}.get(outcome)

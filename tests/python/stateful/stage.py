@@ -186,6 +186,8 @@ class Stage:
         self.conn, self.now = conn, 0
         conn.execute("SET client_min_messages = error")
         conn.execute("SET lock_timeout = '5s'")  # one connection waits for nobody
+        # Estimates for empty tables are high, and looks at all of them would be prepared for that.
+        conn.execute("SET jit = off; SET max_parallel_workers_per_gather = 0")
         self.set_clock(0)
         conn.execute(build(edits).encode())
         for setting, value in SETTINGS.items():
