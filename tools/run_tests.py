@@ -42,7 +42,7 @@ MAX_SECONDS = 1200  # for one run of pytest
 PARTS = {
     "cases": "test_b0 or test_b1 or test_b2",
     "crashes": "test_crashes",
-    "races": "test_race or test_interleaver",
+    "races": "test_race or test_interleaver or test_stateful",
     "orders": "test_orders",
     "inputs": "test_fuzz",
     "models": "test_models",

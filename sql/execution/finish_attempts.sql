@@ -243,6 +243,7 @@ SET search_path = pg_catalog, pg_temp
 AS $function$
 DECLARE
     v_batch record := @extschema@._read_batch(p_slot, p_batch);
+    v_job @extschema@._job;
     v_row record;
     v_state @extschema@.job_state;
     v_outcome @extschema@.attempt_outcome;
@@ -250,12 +251,14 @@ DECLARE
 BEGIN
     IF v_lease.job_id = p_job_id AND v_lease.run_lease = p_run_lease THEN
         RETURN coalesce(v_lease.outcome::text, 'open');
-    ELSIF v_batch.positions @> p_position AND EXISTS (
-        SELECT FROM @extschema@._read_ready(v_batch.ready_slot, ARRAY[p_position]) r
-        WHERE (r.job).job_id = p_job_id AND (r.job).run_lease + 1 = p_run_lease) THEN
+    ELSIF v_batch.positions @> p_position THEN
         v_outcome := @extschema@._closure_outcome(p_slot, p_batch, p_position);
-        -- A moved one without a lease has ended, and history alone may know how.
-        IF v_outcome IS DISTINCT FROM 'moved' THEN
+        SELECT (r.job).* INTO v_job FROM @extschema@._read_ready(v_batch.ready_slot, ARRAY[p_position]) r;
+        -- The body of one that has ended may be pruned before its receipt. A moved one without a lease has ended, and
+        -- history alone may know how.
+        IF v_outcome IS DISTINCT FROM 'moved'
+           AND ((v_job.job_id IS NULL AND v_outcome IS NOT NULL)
+                OR (v_job.job_id = p_job_id AND v_job.run_lease + 1 = p_run_lease)) THEN
             RETURN coalesce(v_outcome::text, 'open');
         END IF;
     END IF;

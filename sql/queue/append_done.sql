@@ -40,7 +40,8 @@ BEGIN
         nullif(CASE WHEN p_reason IS NOT NULL THEN jsonb_build_object('reason', p_reason) ELSE '{}' END
             || CASE WHEN p_job.ext ? 'errors'
                     THEN jsonb_build_object('errors', p_job.ext -> 'errors') ELSE '{}' END
-            || CASE WHEN p_job.ext ? 'progress'
+            -- Success drops it.
+            || CASE WHEN p_job.ext ? 'progress' AND p_state <> 'completed'
                     THEN jsonb_build_object('progress', p_job.ext -> 'progress') ELSE '{}' END
             || CASE WHEN p_result IS NOT NULL THEN jsonb_build_object('result', p_result) ELSE '{}' END, '{}'));
     IF p_job.ext ? 'unique' THEN

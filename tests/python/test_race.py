@@ -50,6 +50,7 @@ def race(database: Database, directory: Path, seed: int, seconds: float) -> None
         verdict = Verdict(read_story(directory, partial(is_committed, conn)), conn)
     print(f"\nrace, seed {seed}, {seconds:.0f} s:", ", ".join(f"{k} {v}" for k, v in facts.items()))
     print(verdict.summary())
+    print(verdict.check_history(directory))
     assert not verdict.problems, "\n".join(verdict.problems)
     short = {k: v for k, v in asdict(Quota.for_seconds(seconds)).items() if facts[k] < v}
     assert not short, f"the race counts only with at least {short}, it had {facts}"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psycopg
 
-from race.ledger import RETRYABLE, Effect
+from race.ledger import RETRYABLE, Effect, told
 from race.ledger import Session as PlainSession
 
 # A row per transaction that said what it did. The id of a transaction will not do: one whose WAL
@@ -46,6 +46,7 @@ class Session(PlainSession):
         """Run a body in one transaction; return its effects if it certainly committed."""
         effects: list[Effect] = []
         token = ""
+        start = self.history.begin()
         try:
             body(self.conn, effects)
             if hold_seconds:
@@ -60,8 +61,10 @@ class Session(PlainSession):
                 self.conn.execute("INSERT INTO observed.commits VALUES (%s)", [token])
                 named = [[type(e).__name__, *(getattr(e, f) for f in e.__slots__)] for e in effects]
                 self.write("intent", token, named)
+                self.history.intend(map(told, effects), start)
             self.conn.commit()
             if token:
+                self.history.settle("commit")
                 self.write("committed", token)
         except psycopg.Error as error:
             self._note(error)

@@ -370,11 +370,12 @@ def run(kind: str, directory: Path, seed: int, seconds: float) -> dict[str, obje
         storm.run(kind, seconds)
         with storm.connect() as conn:
             found = verdict.Verdict(directory, conn)
+        history = found.check_history(directory)
         return {
             "log": storm.log,
             "jobs": sum(stage.board.values("jobs")),
             "runs": len(found.runs),
-            "summary": found.summary(),
+            "summary": f"{found.summary()}; {history}",
             "counts": found.story.counts,
             "problems": storm.problems + found.problems,
         }

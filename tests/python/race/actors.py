@@ -13,13 +13,14 @@ from pathlib import Path
 import psycopg
 from psycopg.types.json import Jsonb
 
-from race.ledger import Cancel, Claim, Effect, End, Insert, Session
+from race.ledger import Cancel, Claim, Duplicate, Effect, End, Insert, Session
 
 QUEUES = ("plain", "sharded", "dead")
 HOLD_SECONDS = 2.0  # a commit held open longer than this counts
 OWN_KIND = "own"  # completes in its own transaction, so it is claimed one job per batch
 BACKLOG = 1500  # producers pause beyond it, so that the ring can turn
 SLOTS = 64
+KEYS = 100  # unique keys that all producers share
 
 
 class Board:
@@ -145,14 +146,22 @@ class Producer:
 
     def _insert_one(self, conn: psycopg.Connection, effects: list[Effect]) -> None:
         job, token = self._job(), self._token()
+        key = f"{self.rng.randrange(KEYS):032x}" if self.rng.random() < 0.08 else None
+        if key:
+            assert isinstance(job["opts"], dict)
+            job["opts"] |= {"unique": {"key": key}}
         row = conn.execute(
-            "SELECT job_id FROM awa.insert_job(kind => %(kind)s, args => %(args)s,"
+            "SELECT job_id, duplicate FROM awa.insert_job(kind => %(kind)s, args => %(args)s,"
             " queue => %(queue)s, priority => %(priority)s, max_attempts => %(max_attempts)s,"
             " opts => %(opts)s)",
             job | {"args": Jsonb({"token": token}), "opts": Jsonb(job["opts"])},
         ).fetchone()
         assert row
-        effects.append(_inserted(row[0], job, token))
+        if row[1]:
+            assert key
+            effects.append(Duplicate(row[0], str(job["queue"]), key))
+        else:
+            effects.append(_inserted(row[0], job, token, key))
 
     def _insert_many(self, conn: psycopg.Connection, effects: list[Effect]) -> None:
         job, tokens = self._job(), [self._token() for _ in range(self.rng.randint(10, 40))]
@@ -189,26 +198,26 @@ class Producer:
         last = effects[-1] if effects else None
         fresh = conn.isolation_level == psycopg.IsolationLevel.READ_COMMITTED
         if isinstance(last, Insert) and fresh and self.rng.random() < 0.05:
-            _cancel(conn, effects, last.job_id)
+            self._cancel_job(conn, effects, last.job_id)
 
     def _cancel(self, conn: psycopg.Connection, effects: list[Effect]) -> None:
         # Sorted, so that two of these do not deadlock more than needed.
         for job_id in sorted(self.rng.sample(self.known, min(3, len(self.known)))):
-            _cancel(conn, effects, job_id)
+            self._cancel_job(conn, effects, job_id)
         time.sleep(self.rng.choice((0, 0, 0.05, 0.2)))
 
+    def _cancel_job(self, conn: psycopg.Connection, effects: list[Effect], job_id: int) -> None:
+        self.session.tries(job_id)
+        row = conn.execute("SELECT awa.cancel_job(%s)", [job_id]).fetchone()
+        assert row
+        if row[0] in ("cancelled", "cancelled_running"):
+            effects.append(Cancel(job_id, row[0] == "cancelled_running"))
 
-def _inserted(job_id: int, job: dict[str, object], token: str) -> Insert:
+
+def _inserted(job_id: int, job: dict[str, object], token: str, key: str | None = None) -> Insert:
     attempts = job["max_attempts"]
     assert isinstance(attempts, int)
-    return Insert(job_id, str(job["queue"]), attempts, token)
-
-
-def _cancel(conn: psycopg.Connection, effects: list[Effect], job_id: int) -> None:
-    row = conn.execute("SELECT awa.cancel_job(%s)", [job_id]).fetchone()
-    assert row
-    if row[0] in ("cancelled", "cancelled_running"):
-        effects.append(Cancel(job_id, row[0] == "cancelled_running"))
+    return Insert(job_id, str(job["queue"]), attempts, token, key)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,8 @@ from typing import Any
 
 import psycopg
 
+from history.records import Call, Writer
+
 RETRYABLE = {"40001", "40P01", "55P03", "JQ001"}
 
 
@@ -28,6 +30,16 @@ class Insert:
     queue: str
     max_attempts: int
     token: str
+    key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Duplicate:
+    """A job was not enqueued, because another one holds its unique key."""
+
+    job_id: int
+    queue: str
+    key: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +74,33 @@ class Cancel:
     running: bool
 
 
-Effect = Insert | Claim | End | Cancel
-CLASSES: dict[str, type[Effect]] = {c.__name__: c for c in (Insert, Claim, End, Cancel)}
+Effect = Insert | Duplicate | Claim | End | Cancel
+
+
+def told(effect: Effect) -> Call:
+    """An effect as the history has it."""
+    args: dict[str, Any]
+    answer: dict[str, Any]
+    match effect:
+        case Insert():
+            args = {"queue": effect.queue, "key": effect.key}
+            return ("insert", args, {"job": effect.job_id})
+        case Duplicate():
+            args = {"queue": effect.queue, "key": effect.key}
+            return ("insert", args, {"job": effect.job_id, "duplicate": True})
+        case Claim():
+            is_last = effect.attempt >= effect.max_attempts
+            answer = {"job": effect.job_id, "lease": effect.run_lease, "is_last": is_last}
+            return ("claim", {}, answer)
+        case End():
+            args = {"job": effect.job_id, "lease": effect.run_lease, "outcome": effect.outcome}
+            return ("finish", args, {"result": "done"})
+        case Cancel():
+            answer = {"answer": "cancelled_running" if effect.running else "cancelled"}
+            return ("cancel", {"job": effect.job_id}, answer)
+
+
+CLASSES: dict[str, type[Effect]] = {c.__name__: c for c in (Insert, Duplicate, Claim, End, Cancel)}
 
 
 class Session:
@@ -72,6 +109,11 @@ class Session:
     def __init__(self, dsn: str, path: Path) -> None:
         self.conn = psycopg.connect(dsn)
         self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self.history = Writer(path.with_suffix(".history"), path.stem)
+
+    def tries(self, job_id: int) -> None:
+        """Say, before it, that a cancel is tried: it holds up the job also where it fails."""
+        self.history.note("cancel", {"job": job_id}, {"answer": "tried"})
 
     def write(self, *record: object) -> None:
         os.write(self.file, (json.dumps(record) + "\n").encode())
@@ -85,6 +127,7 @@ class Session:
     ) -> list[Effect] | None:
         """Run a body in one transaction; return its effects if it committed, else None."""
         effects: list[Effect] = []
+        start = self.history.begin()
         try:
             body(self.conn, effects)
             if hold_seconds:
@@ -100,13 +143,16 @@ class Session:
             assert row
             named = [[type(e).__name__, *(getattr(e, f) for f in e.__slots__)] for e in effects]
             self.write("intent", row[0], named)
+            self.history.intend(map(told, effects), start)
             self.conn.commit()
+            self.history.settle("commit")
             self.write("committed", row[0])
         except psycopg.Error as error:
             if error.sqlstate not in RETRYABLE:
                 self.write("failed", error.sqlstate, str(error))
                 raise
             self.conn.rollback()
+            self.history.settle("rollback")
             self.write("error", error.sqlstate)
             return None
         return effects

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass
+from pathlib import Path
 
 import psycopg
 
+from history.checker import ANY_QUEUE, Checker
+from history.records import Writer
 from race.ledger import Cancel, Claim, End, Insert, Story
 
 DEAD_QUEUE = "dead"  # the one whose failed jobs are dead letters
@@ -23,6 +26,9 @@ STATES = {
     "dead_lettered": "dead_lettered",
 }
 SHOWN = 10
+# What was inserted within this time was committed before the ring turned twice, so that no claim
+# could pass its slot before; what came later may be found one claim late.
+FIFO_WITHIN = 0.05
 
 Receipt = tuple[int, int]  # batch id and position
 
@@ -67,6 +73,7 @@ class Verdict:
         self.story = story
         self.observed = observe(conn)
         self.problems: list[str] = list(self.story.failures)
+        self.untold: list[int] = []  # jobs whose end no session was told
         self.inserts = self._inserts()
         self.claims = self._claims()
         self._check_receipts()
@@ -169,7 +176,9 @@ class Verdict:
                 else:
                     wrong.append((effect, "never inserted"))
         self._report("ends that the database denies", wrong)
+        before = [job_id for job_id, found in ends.items() if not found]
         self._add_untold(ends, told, cancels)
+        self.untold += [job_id for job_id in before if ends[job_id]]
         lost = [(j, self.inserts[j]) for j, found in ends.items() if not found]
         self._report("jobs lost", lost)
         self._report("jobs ended twice", [(j, e) for j, e in ends.items() if len(e) > 1])
@@ -209,6 +218,17 @@ class Verdict:
             ledger = {state: expected[queue, state] for state in shown}
             if shown != ledger:
                 self.problems.append(f"queue {queue}: counts {shown}, ledger {ledger}")
+
+    def check_history(self, directory: Path) -> str:
+        """Let the checker of histories judge as well, which looks at no database."""
+        writer = Writer(directory / "verdict.history", "verdict")
+        writer.note("promise", {"queue": ANY_QUEUE, "fifo_within": FIFO_WITHIN}, {})
+        for job_id in self.untold:
+            writer.note("state", {"job": job_id}, {})
+        writer.note("drained", {}, {})
+        checker = Checker(sorted(directory.glob("*.history")))
+        self.problems += map(str, checker.violations[:SHOWN])
+        return f"history: {checker.summary()}"
 
     def summary(self) -> str:
         """How much of everything there was."""

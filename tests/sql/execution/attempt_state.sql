@@ -42,6 +42,28 @@ SELECT test.progress(:'job', '{"done": 8}') \g /dev/null
 SELECT is((test.complete(:'job')).outcome, 'completed', 'complete_job');
 SELECT is((SELECT count(*) FROM awa.attempt_state), 0::bigint, 'leaves no row of progress');
 
+-- However it succeeds: with a result that is kept, in the caller's transaction, as a lease.
+CREATE FUNCTION test.start_again(p_queue text, p_opts jsonb DEFAULT '{}') RETURNS jsonb LANGUAGE plpgsql AS $$
+DECLARE
+    v_job jsonb := test.start(p_queue, p_opts);
+BEGIN
+    PERFORM test.progress(v_job, '{"done": 9}');
+    PERFORM test.finish(v_job, 'retry', '{"delay_seconds": 0}');
+    PERFORM test.promote(p_queue);
+    RETURN test.claim_one(p_queue);
+END $$;
+SELECT test.start_again('kept', '{"keep_result": true}') AS job \gset
+SELECT is(test.finish(:'job', 'completed', '{"result": 1}'), 'done', 'success with a result');
+SELECT is((test.info(:'job')).progress, NULL, 'drops it');
+SELECT test.start_again('own', '{"keep_result": true}') AS job \gset
+SELECT is((test.complete(:'job', '{"result": 1}')).outcome, 'completed', 'complete_job with a result');
+SELECT is((test.info(:'job')).progress, NULL, 'drops it');
+SELECT test.start_again('moved') AS job \gset
+SELECT test.progress(:'job', '{"done": 10}') \g /dev/null
+SELECT is((SELECT awa._lease_receipts((:'job'::jsonb ->> 'claim_slot')::integer, (:'job'::jsonb ->> 'batch_id')::bigint, 100, now())), 1::bigint, 'an attempt is moved');
+SELECT is(test.finish(:'job', 'completed'), 'done', 'its success');
+SELECT is((test.info(:'job')).progress, NULL, 'drops it');
+
 SELECT test.refuses(format('SELECT test.progress(%L, NULL)', :'job'), '22023', 'field "progress" must not be NULL',
     'progress is given');
 SELECT test.refuses(format('SELECT test.progress(%L, to_jsonb(repeat(''x'', 65536)))', :'job'), '23514', 'field "progress" has%',

@@ -71,7 +71,10 @@ SELECT is(awa.cancel_job((SELECT (job ->> 'job_id')::bigint FROM test.jobs WHERE
 SELECT test.refuses(format('SELECT awa.job(%s)', (SELECT (job ->> 'job_id')::bigint + 50 FROM test.jobs WHERE title = 'done')), '42704', '%there is no job%',
     'an id that was never given out is still unknown');
 
--- Attempts after their evidence is gone.
+-- Attempts after their jobs are gone, and after their evidence is.
+SELECT results_eq($$ SELECT j.title, test.status(j.job) FROM test.jobs j WHERE j.title IN ('dead', 'done', 'failed', 'retried') ORDER BY 1 $$,
+    $$ VALUES ('dead', 'dead_lettered'), ('done', 'completed'), ('failed', 'failed'), ('retried', 'retried') $$,
+    'receipts tell what became of attempts whose jobs were pruned');
 SELECT is(test.prune('claim'), 'pruned slot 0', 'the receipts go');
 SELECT is(test.status((SELECT job FROM test.jobs WHERE title = 'done')), 'unknown', 'what became of an old attempt is unknown');
 SELECT is(test.finish((SELECT job FROM test.jobs WHERE title = 'done'), 'completed'), 'stale', 'finishing it again is stale');

@@ -1,0 +1,89 @@
+"""Ways to break the engine that a play must find."""
+
+from __future__ import annotations
+
+from interleaver.script import Edit
+
+MUTANTS: dict[str, tuple[Edit, ...]] = {
+    "a lease does not grow": (
+        Edit("_next_attempt", "run_lease := v_job.run_lease + 1", "run_lease := v_job.run_lease"),
+    ),
+    "a claimed job stays claimable": (
+        Edit(
+            "_next_emission",
+            "greatest(p_emission.cursor, upper(p_taken) - 1)",
+            "p_emission.cursor",
+        ),
+    ),
+    "a completed attempt stays open": (
+        Edit(
+            "_complete_attempts",
+            "PERFORM @extschema@._append_closure("
+            "p_slot, p_batch, v_batch.next_no, 'completed', v_ok, NULL, p_now);",
+            "PERFORM 1;",
+        ),
+    ),
+    "a paused queue is claimed": (
+        Edit("_claim_ready", "IF v_meta.paused_at IS NOT NULL THEN", "IF false THEN"),
+    ),
+    "a job that failed keeps its key": (
+        Edit(
+            "_end_key",
+            "ELSIF @extschema@._key_counts_in(p_job.ext -> 'unique', p_state) THEN",
+            "ELSIF true THEN",
+        ),
+        Edit("_end_key", "_write_end(v_key, p_state,", "_write_end(v_key, 'completed',"),
+    ),
+    "a job keeps its key in all states": (
+        Edit(
+            "_key_holder",
+            "p_claim.states & @extschema@._state_bit(state) <> 0 AND (is_alive",
+            "(is_alive",
+        ),
+    ),
+    "who has not beaten yet is dead": (
+        Edit(
+            "_rescuable",
+            "WHEN p_claimed_at NOT BETWEEN p_now - p_stale AND p_now + p_stale",
+            "WHEN true",
+        ),
+    ),
+    "who is dead stays suspect": (
+        Edit("_detect_dead_instances", "i.suspect_at <= p_now - v_beat", "false"),
+    ),
+    "a promotion does not look at the time": (
+        Edit("_promote_due", "d.run_at <= p_now", "d.run_at < 'infinity'"),
+    ),
+    "a job comes back without asking for its key": (
+        Edit("_keep_key", "IF v_state IS NULL OR", "IF true OR"),
+    ),
+    "a fresh life goes on counting attempts": (
+        Edit("_take_ended", "    v_job.attempt := 0;\n", ""),
+    ),
+    "prune folds no counts": (
+        Edit(
+            "_prune_slot", "PERFORM @extschema@._fold_terminal_counts(p_slot, p_now);", "PERFORM 1;"
+        ),
+    ),
+    "evacuation leaves the old row alive": (
+        Edit(
+            "_move_ready",
+            "SELECT p, p_from FROM unnest(p_positions) p",
+            "SELECT 0, p_from WHERE false",
+        ),
+    ),
+    "history goes before its time": (
+        Edit(
+            "_slot_is_retained",
+            "RETURN coalesce(v_newest > v_before, false);",
+            "RETURN false;",
+        ),
+        Edit("_slot_is_retained", "        RETURN true;\n", "        RETURN false;\n"),
+    ),
+    "a rescue forgets progress": (
+        Edit("_rescue_positions", 'v_progress -> v_body."position"::text', "NULL"),
+    ),
+    "lanes do not age": (
+        Edit("_choose_lanes", "WHEN v_aging > 0 AND u.head < p_now", "WHEN false"),
+    ),
+}
