@@ -268,7 +268,7 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
     "instances with attempts are forgotten": (
         Edit(
             "_forget_instances",
-            "            EXCEPT\n            SELECT o.owner FROM @extschema@._open_batches(v_slot) o",
+            "EXCEPT\n            SELECT o.owner FROM @extschema@._open_batches(v_slot) o",
             "",
         ),
     ),

@@ -1,4 +1,4 @@
-"""The install script with known changes: how tests and mutation runs break the engine on purpose."""
+"""The install script with known changes: how the engine is broken on purpose."""
 
 from __future__ import annotations
 
