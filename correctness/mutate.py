@@ -1,11 +1,13 @@
 """Break the SQL in many ways, one at a time, and see whether the tests notice.
 
-`python -m correctness.mutate [--only TEXT] [--seed N] [--count N] [--limit N] [--again]`
+`python -m correctness.mutate [--only TEXT] [--seed N] [--count N] [--limit N] [--minutes N]
+[--again]`
 
 There are two sets: mutants.py, and what generate.py draws from the built script. Each mutant is
 installed on PostgreSQL 18 in a server of its own and meets the kill suite, which stops at the first
-test that fails: the pgTAP files, those of the mutant's own plane first, then a few Python tests.
+test that fails: the pgTAP files, those of the mutant's own plane first, then some Python tests.
 Before that the suite is run with nothing changed; it must pass then, and says how long it takes.
+Mutants are played two at a time.
 
 What came of each mutant is kept in build/mutation, and a later run goes on from there. A mutant
 that survives needs a row with a reason in SURVIVORS.md; without it, or when fewer than 90 % of a
@@ -19,14 +21,17 @@ import difflib
 import hashlib
 import itertools
 import json
+import math
+import os
 import random
 import re
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -47,11 +52,16 @@ UNCHANGED = Mutant("control", "unchanged", ())
 GROUPS = ("hand", "generated")
 SEED = 6
 COUNT = 40
+AT_ONCE = 2  # mutants
 LEAST_KILLED = 0.9
 SUITE_SECONDS = 60
 # What cannot end by itself is killed by these; the longest test takes a few seconds.
 STATEMENT_TIMEOUT = "20s"
 PYTHON_SECONDS = 120
+VALIDATE = """
+    SELECT plpgsql_validator(p.oid) FROM pg_proc p JOIN pg_language l ON l.oid = p.prolang
+    WHERE p.pronamespace = 'awa'::regnamespace AND l.lanname = 'plpgsql'
+"""
 # What the catalog looks like is no matter of a function's body.
 NOT_IN_SUITE = ("conventions/", "conformance/")
 PYTHON_SUITE = (
@@ -71,6 +81,14 @@ class Verdict:
     verdict: str
     by: str
     seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A part of the suite: says what failed, or nothing, and ends early when told to stop."""
+
+    name: str
+    run: Callable[[threading.Event], str]
 
 
 # ---- a mutant in its server
@@ -112,52 +130,72 @@ def files_for(mutant: Mutant, seconds: dict[str, float]) -> list[Path]:
     return [pgtap.TESTS / name for name in sorted(chosen, key=late)]
 
 
-def run_pgtap(runner: pgtap.Runner, files: Sequence[Path], seconds: dict[str, float]) -> str:
-    """Run files until one fails; return what failed, or nothing."""
+def pgtap_check(runner: pgtap.Runner, path: Path) -> Check:
+    def check(stop: threading.Event) -> str:
+        try:
+            report = runner.run_file(path)
+        except RuntimeError as error:  # of a database that cannot be made or dropped any more
+            return str(error).strip()
+        return "; ".join(report.problems[:1])
+
+    return Check(str(path.relative_to(pgtap.TESTS)), check)
+
+
+def python_check(cluster: Cluster, script: Path, name: str, words: str, expression: str) -> Check:
+    def check(stop: threading.Event) -> str:
+        command = [sys.executable, "-m", "pytest", "-c", PYPROJECT, "--rootdir", "."]
+        command += ["-q", "-x", "-p", "no:cacheprovider", *words.split(), "-k", expression]
+        with tempfile.TemporaryFile("w+") as output:
+            process = subprocess.Popen(
+                command,
+                cwd=REPO,
+                env={**cluster.environment, "AWA_TEST_SCRIPT": str(script)},
+                stdout=output,
+                stderr=output,
+                start_new_session=True,  # so that the processes of tests can be ended with it
+            )
+            end = time.monotonic() + PYTHON_SECONDS
+            while process.poll() is None:
+                if stop.wait(0.1) or time.monotonic() > end:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+                    return "timeout"
+            output.seek(0)
+            text = output.read()
+        # An edit of the interleaver's own may not find its place in a mutant: that proves nothing.
+        if process.returncode == 0 or "ScriptError: function" in text:
+            return ""
+        found = re.search(r"^(?:FAILED|ERROR) \S+?::(.+)$", text, re.MULTILINE)
+        return found[1] if found else text[-200:]
+
+    return Check(name, check)
+
+
+def run_checks(checks: Sequence[Check], seconds: dict[str, float]) -> str:
+    """Run checks until one fails; return what failed, or nothing."""
     failed: list[str] = []
     stop = threading.Event()
 
-    def run(path: Path) -> None:
+    def run(check: Check) -> None:
         if stop.is_set():
             return
         began = time.monotonic()
-        report = runner.run_file(path)
-        seconds[report.name] = round(time.monotonic() - began, 2)
-        if report.problems:
-            failed.append(f"{report.name}: {report.problems[0]}")
+        problem = check.run(stop)
+        seconds[check.name] = round(time.monotonic() - began, 2)
+        if problem and not stop.is_set():  # what was stopped tells nothing
+            failed.append(f"{check.name}: {problem}")
             stop.set()
 
     with ThreadPoolExecutor(pgtap.JOBS) as pool:
-        try:
-            list(pool.map(run, files))
-        except RuntimeError as error:  # of a database that cannot be made or dropped any more
-            failed.append(str(error).strip())
+        list(pool.map(run, checks))
     return failed[0] if failed else ""
 
 
-def run_python(cluster: Cluster, script: Path, seconds: dict[str, float]) -> str:
-    """Run the Python tests until one fails; return what failed, or nothing."""
-    for name, path, expression in PYTHON_SUITE:
-        began = time.monotonic()
-        words = f"-m pytest -c {PYPROJECT} --rootdir . -q -x -p no:cacheprovider {path}".split()
-        try:
-            done = subprocess.run(
-                [sys.executable, *words, "-k", expression],
-                cwd=REPO,
-                env={**cluster.environment, "AWA_TEST_SCRIPT": str(script)},
-                capture_output=True,
-                text=True,
-                timeout=PYTHON_SECONDS,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return f"{name}: timeout"
-        seconds[name] = round(time.monotonic() - began, 2)
-        # An edit of the interleaver's own may not find its place in a mutant: that proves nothing.
-        if done.returncode != 0 and "ScriptError: function" not in done.stdout:
-            found = re.search(r"^(?:FAILED|ERROR) \S+?::(.+)$", done.stdout, re.MULTILINE)
-            return f"{name}: {found[1] if found else done.stdout[-200:]}"
-    return ""
+def validate(runner: pgtap.Runner) -> None:
+    """Compile the functions, which CREATE EXTENSION leaves to their first call."""
+    done = runner.psql(pgtap.TEMPLATE, "-c", VALIDATE)
+    if done.returncode != 0:
+        raise RuntimeError(done.stdout)
 
 
 def meet_suite(mutant: Mutant, script: str, seconds: dict[str, float]) -> tuple[str, str]:
@@ -172,10 +210,13 @@ def meet_suite(mutant: Mutant, script: str, seconds: dict[str, float]) -> tuple[
             runner = pgtap.Runner(cluster)
             try:
                 runner.make_template()
+                validate(runner)
             except RuntimeError as error:
                 return "invalid", str(error).strip().splitlines()[0]
-            by = run_pgtap(runner, files_for(mutant, seconds), seconds)
-            by = by or run_python(cluster, share / "extension" / BUILT.name, seconds)
+            built = share / "extension" / BUILT.name
+            checks = [pgtap_check(runner, path) for path in files_for(mutant, seconds)]
+            checks += [python_check(cluster, built, *words) for words in PYTHON_SUITE]
+            by = run_checks(checks, seconds)
             return ("killed" if by else "survived"), by
 
 
@@ -199,6 +240,7 @@ class Ledger:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._adding = threading.Lock()
         folder.mkdir(parents=True, exist_ok=True)
         self.verdicts: dict[tuple[str, str, str], Verdict] = {}
         for path in sorted(folder.glob("*.jsonl")):
@@ -211,7 +253,7 @@ class Ledger:
 
     def add(self, verdict: Verdict) -> None:
         self.verdicts[verdict.group, verdict.name, verdict.script] = verdict
-        with (self.folder / f"{verdict.group}.jsonl").open("a") as file:
+        with self._adding, (self.folder / f"{verdict.group}.jsonl").open("a") as file:
             file.write(json.dumps(asdict(verdict)) + "\n")
 
 
@@ -266,27 +308,48 @@ def changes(mutant: Mutant) -> str:
     return "".join(f"\n            {line}" for line in lines)
 
 
-def run_set(
-    mutants: Iterable[Mutant], count: int | None, script: str, ledger: Ledger, again: bool
-) -> Iterator[Verdict]:
-    """Play mutants until so many could be installed, or all; what is known is not played again."""
-    seconds = read_seconds()
-    installed = 0
-    for mutant in mutants:
-        if count is not None and installed >= count:
-            return
-        changed = apply_all(script, mutant.edits)
-        verdict = ledger.find(mutant, changed)
-        if verdict is None or (again and verdict.verdict == "survived"):
-            verdict = play(mutant, changed, dict(seconds))
-            ledger.add(verdict)
+class Run:
+    """Plays mutants, two at a time, but not what is known, and none after its time."""
+
+    def __init__(self, script: str, ledger: Ledger, *, again: bool, minutes: float) -> None:
+        self.script = script
+        self.ledger = ledger
+        self.again = again
+        self.end = time.monotonic() + 60 * minutes
+        self.left = 0  # mutants for which there was no time
+        self.seconds = read_seconds()
+
+    def play_set(self, mutants: Iterable[Mutant], count: int | None) -> list[Verdict]:
+        """Play mutants until so many could be installed, or all."""
+        source = iter(mutants)
+        found: list[Verdict] = []
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            while count is None or len(found) < count:
+                wanted = None if count is None else count - len(found)
+                verdicts = list(pool.map(self.find_or_play, itertools.islice(source, wanted)))
+                found += [v for v in verdicts if v is not None and not is_thrown_away(v)]
+                self.left += verdicts.count(None)
+                if count is None or None in verdicts or not verdicts:
+                    break
+        return found
+
+    def find_or_play(self, mutant: Mutant) -> Verdict | None:
+        """Return what comes of a mutant, or nothing when the time is over."""
+        changed = apply_all(self.script, mutant.edits)
+        verdict = self.ledger.find(mutant, changed)
+        if verdict is None or (self.again and verdict.verdict == "survived"):
+            if time.monotonic() > self.end:
+                return None
+            verdict = play(mutant, changed, dict(self.seconds))
+            self.ledger.add(verdict)
             shown = changes(mutant) if verdict.verdict == "survived" else ""
             print(f"{describe(verdict)}{shown}", flush=True)
-        if verdict.verdict == "invalid" and mutant.group == "generated":
-            print(f"    thrown away, another is drawn: {mutant.name}", flush=True)
-            continue
-        installed += 1
-        yield verdict
+        return verdict
+
+
+def is_thrown_away(verdict: Verdict) -> bool:
+    """Whether another mutant is drawn for it."""
+    return verdict.verdict == "invalid" and verdict.group == "generated"
 
 
 def read_seconds() -> dict[str, float]:
@@ -316,6 +379,9 @@ def main() -> int:
     )
     parser.add_argument("--count", type=int, default=COUNT, help="size of the generated set")
     parser.add_argument("--limit", type=int, help="so many mutants of each set at most")
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="start no mutant after so long"
+    )
     parser.add_argument("--again", action="store_true", help="play known survivors once more")
     arguments = parser.parse_args()
     exit_on_sigterm()
@@ -329,11 +395,14 @@ def main() -> int:
     random.Random(arguments.seed).shuffle(by_hand)  # so that a part is a sample of all planes
     drawn = itertools.islice(generate(script, arguments.seed), 2 * arguments.count)
     count = min(arguments.count, arguments.limit or arguments.count)
+    run = Run(script, ledger, again=arguments.again, minutes=arguments.minutes)
     verdicts: list[Verdict] = []
     for mutants, size in ((by_hand, arguments.limit), (drawn, count)):
         wanted = (m for m in mutants if arguments.only in f"{m.group} {m.name}")
-        verdicts += run_set(wanted, size, script, ledger, arguments.again)
+        verdicts += run.play_set(wanted, size)
     rows, problems = judge(verdicts, read_reasons(SURVIVORS))
+    if run.left:
+        problems.append(f"no time for {run.left} mutants: the next run goes on with them")
     print("\n".join([*rows, *problems]))
     return 1 if problems else 0
 

@@ -11,7 +11,7 @@ from correctness import line_coverage, mutate
 from correctness.generate import Mutant, edits_of, generate
 from correctness.line_coverage import Function, report_sql
 from correctness.mutants import MUTANTS
-from correctness.mutate import UNCHANGED, Ledger, Verdict, judge, play, read_reasons, run_set
+from correctness.mutate import UNCHANGED, Ledger, Run, Verdict, judge, play, read_reasons
 from tools.edits import BUILT, Edit, ScriptError, apply, apply_all
 from tools.pgtap import TESTS
 
@@ -102,8 +102,8 @@ def test_a_mutant_that_changes_nothing_survives_and_is_reported() -> None:
 
 @pytest.mark.usefixtures("short_suite")
 def test_a_mutant_that_a_test_notices_is_killed() -> None:
-    name = "a gap in a sorted list is no gap"
-    mutant = Mutant("hand", name, MUTANTS[name])
+    edit = Edit("_cardinality", "upper(r) - lower(r)", "upper(r) + lower(r)")
+    mutant = Mutant("hand", "sizes are sums", (edit,))
     verdict = play(mutant, apply_all(BUILT.read_text(), mutant.edits), {})
     assert verdict.verdict == "killed"
     assert verdict.by.startswith("foundation/positions.sql: not ok")
@@ -113,7 +113,7 @@ def test_a_mutant_that_a_test_notices_is_killed() -> None:
 def test_a_mutant_that_cannot_be_installed_is_invalid() -> None:
     verdict = play(UNCHANGED, BUILT.read_text().replace("RETURN NULL;", "RETURN (;", 1), {})
     assert verdict.verdict == "invalid"
-    assert "syntax error" in verdict.by
+    assert "mismatched parentheses" in verdict.by
 
 
 def verdicts(*kinds: str) -> list[Verdict]:
@@ -150,9 +150,13 @@ def test_a_run_goes_on_where_it_stopped_and_draws_another_for_what_does_not_inst
     mutants = list(itertools.islice(generate(script, 1), 4))
     monkeypatch.setattr(mutate, "play", pretend)
     for count in (1, 2):
-        found = list(run_set(mutants, count, script, Ledger(tmp_path), again=False))
+        run = Run(script, Ledger(tmp_path), again=False, minutes=1)
+        found = run.play_set(mutants, count)
         assert [verdict.name for verdict in found] == [m.name for m in mutants[1 : count + 1]]
-    assert played == [mutant.name for mutant in mutants[:3]]
+    late = Run(script, Ledger(tmp_path), again=False, minutes=-1)
+    assert len(late.play_set(mutants, 4)) == 2
+    assert late.left == 1
+    assert sorted(played) == sorted(mutant.name for mutant in mutants[:3])
 
 
 # ---- coverage
