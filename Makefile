@@ -20,7 +20,7 @@ PGTLE := $(patsubst build/awa--%,build/pgtle-awa-%,$(SCRIPT) $(UPGRADES))
 SOURCES := $(shell find sql -name '*.sql' 2>/dev/null)
 
 .PHONY: help all build install dist wheel setup lock check secrets audit api-manifest test test-one test-long \
-	test-matrix correctness demo bench bench-peers bench-plots clean
+	test-matrix correctness mutation coverage demo bench bench-peers bench-plots clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -121,6 +121,14 @@ test-matrix: build setup ## everything, on every supported PostgreSQL, two at a 
 MODELS ?=
 correctness: setup ## what is proved by exhaustive search: the models in full, and their mutants (MODELS=names)
 	@$(BIN)/python -m correctness.check_models $(MODELS)
+
+MUTATION_ARGS ?=
+mutation: build setup ## break the SQL in a hundred ways and see whether tests notice; goes on where it stopped (MUTATION_ARGS=--limit=10)
+	@$(BIN)/python -m correctness.mutate $(MUTATION_ARGS)
+
+ONLY ?=
+coverage: build setup ## which lines the pgTAP files and the tests of the package run (ONLY=sql|python)
+	@$(BIN)/python -m correctness.line_coverage $(if $(ONLY),--only $(ONLY))
 
 # ---- demo and benchmarks: set-up talks on stderr, so that stdout holds results alone
 

@@ -73,8 +73,12 @@ class Runner:
         database = re.sub(r"\W", "_", name)
         self._must("postgres", "-c", f"CREATE DATABASE {database} TEMPLATE {TEMPLATE}")
         done = self.psql(database, "-f", path)
+        self.look_at(database)
         self._must("postgres", "-c", f"DROP DATABASE {database} WITH (FORCE)")
         return judge(name, done.stdout, done.returncode)
+
+    def look_at(self, database: str) -> None:
+        """Do what is to be done with the database of a file before it goes: nothing here."""
 
     def run(self, pattern: str = "") -> list[Report]:
         """Run every file whose name holds the pattern."""

@@ -8,9 +8,10 @@ import os
 import sys
 from collections.abc import Iterable
 
+from tools.edits import Edit
+
 from . import MUTANTS, SCHEDULES, Result, play
 from .schedules import run_schedule
-from .script import Edit
 from .world import new_database
 
 DSN = os.environ.get("AWA_TEST_DSN", "")

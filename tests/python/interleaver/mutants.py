@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .script import Edit
+from tools.edits import Edit
 
 MUTANTS: dict[str, tuple[Edit, ...]] = {
     # ---- gaps and their horizon

@@ -22,6 +22,8 @@ from typing import Any
 
 import psycopg
 
+from tools.edits import Edit
+
 from .actors import (
     READ_COMMITTED,
     Actor,
@@ -35,7 +37,7 @@ from .actors import (
 )
 from .ledger import Broken, Job, Ledger, Token
 from .schedules import claim_one, finish_one_job, insert_with_key, move_one_job, start_insert
-from .script import PAUSE_LOCK, QUEUE_SLOTS, STOPS, Edit
+from .script import PAUSE_LOCK, QUEUE_SLOTS, STOPS
 from .world import World, new_database
 
 SOON = '{"deadline_seconds": 0.001}'  # in a play every deadline has passed

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
-import awa
+from tools.edits import Edit, apply_all, install_script
 
-BUILD = Path(__file__).resolve().parents[3] / "build"
 QUEUE_SLOTS, CLAIM_SLOTS = 6, 4
 PAUSE_LOCK = 7999  # class of the advisory locks that suspended statements wait for
 LOCK_TIMEOUT = "5ms"  # one thread moves all: what has to wait at all would wait for ever
@@ -75,22 +72,6 @@ CREATE TRIGGER pause_at_row BEFORE INSERT ON awa.ready_entries
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Edit:
-    """A replacement in one function, whose text must hold `old` exactly once.
-
-    The script may define a function twice, before and after the tables; both are edited.
-    """
-
-    function: str
-    old: str
-    new: str
-
-
-class ScriptError(Exception):
-    """The script does not have the text that an edit replaces."""
-
-
 # What keeps a run short and bound to its seed: few slots, and nothing that depends on the clock.
 TEST_BUILD = (
     Edit(
@@ -127,9 +108,7 @@ TEST_BUILD = (
 
 def build(edits: Sequence[Edit] = ()) -> str:
     """Return the script that installs schema awa for a play, with some edits of a mutant."""
-    text = (BUILD / f"awa--{awa.__version__}.sql").read_text()
-    for edit in (*TEST_BUILD, *edits):
-        text = apply(text, edit)
+    text = apply_all(install_script().read_text(), (*TEST_BUILD, *edits))
     text = re.sub(
         r"^( *)-- pause point: (\w+)$",
         r"\1PERFORM @extschema@._pause_point('\2');",
@@ -137,17 +116,3 @@ def build(edits: Sequence[Edit] = ()) -> str:
         flags=re.M,
     )
     return "CREATE SCHEMA awa;\n" + PAUSE + text.replace("@extschema@", "awa") + PAUSE_AT_ROW
-
-
-def apply(text: str, edit: Edit) -> str:
-    """Replace text inside one function."""
-    parts = re.split(
-        rf"(CREATE OR REPLACE FUNCTION @extschema@\.{edit.function}\(.*?^COMMENT ON FUNCTION )",
-        text,
-        flags=re.M | re.S,
-    )
-    found = [part.count(edit.old) for part in parts[1::2]]
-    if not found or set(found) != {1}:
-        raise ScriptError(f"function {edit.function}: {edit.old!r} found {found} times")
-    parts[1::2] = [part.replace(edit.old, edit.new) for part in parts[1::2]]
-    return "".join(parts)

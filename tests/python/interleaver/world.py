@@ -15,6 +15,8 @@ from typing import Any
 
 import psycopg
 
+from tools.edits import Edit
+
 from .actors import (
     READ_COMMITTED,
     REPEATABLE_READ,
@@ -28,7 +30,7 @@ from .actors import (
     Producer,
 )
 from .ledger import Broken, Claim, Job, Ledger, Token
-from .script import CLAIM_SLOTS, LOCK_TIMEOUT, PAUSE_LOCK, QUEUE_SLOTS, Edit, build
+from .script import CLAIM_SLOTS, LOCK_TIMEOUT, PAUSE_LOCK, QUEUE_SLOTS, build
 
 __all__ = ["KEY_SEED", "Broken", "Result", "World", "new_database", "play"]
 

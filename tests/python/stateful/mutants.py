@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from interleaver.script import Edit
+from tools.edits import Edit
 
 MUTANTS: dict[str, tuple[Edit, ...]] = {
     "a lease does not grow": (

@@ -16,9 +16,8 @@ from typing import Any
 import psycopg
 from psycopg.types.json import Jsonb
 
-import awa
-from interleaver.script import BUILD, Edit, apply
 from interleaver.world import run
+from tools.edits import Edit, apply_all, install_script
 
 QUEUE_SLOTS, CLAIM_SLOTS = 8, 4
 EPOCH = datetime(2030, 1, 1, tzinfo=UTC)
@@ -159,9 +158,7 @@ WHERE NOT EXISTS (SELECT FROM awa.done_entries d
 
 def build(edits: Sequence[Edit] = ()) -> str:
     """Return the script that installs schema awa for a play, with the edits of a mutant."""
-    text = (BUILD / f"awa--{awa.__version__}.sql").read_text()
-    for edit in (*BUILD_EDITS, *edits):
-        text = apply(text, edit)
+    text = apply_all(install_script().read_text(), (*BUILD_EDITS, *edits))
     text = re.sub(r"\b(clock|transaction)_timestamp\(\)", "@extschema@._test_clock()", text)
     return "CREATE SCHEMA awa;\n" + CLOCK + text.replace("@extschema@", "awa")
 
