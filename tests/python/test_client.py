@@ -194,7 +194,7 @@ def test_an_insert_joins_the_callers_transaction(database: Database, client: awa
     with database.connect(autocommit=False) as mine:
         job_id = client.insert_job("k", {"a": 1}, conn=mine).job_id
         assert mine.info.transaction_status == psycopg.pq.TransactionStatus.INTRANS
-        with pytest.raises(awa.NotFound):
+        with pytest.raises(awa.SerializationFailure):
             client.job(job_id)
         mine.rollback()
         with pytest.raises(awa.NotFound):
