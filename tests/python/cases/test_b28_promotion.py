@@ -120,6 +120,7 @@ class Promoters:
         self._kills = kills
         self.moved = 0
         self.killed = 0
+        self.is_over = False
         self.milliseconds: list[float] = []
         self.portions: list[int] = []
         self.errors: list[BaseException] = []
@@ -137,6 +138,7 @@ class Promoters:
                             self.portions.append(rows)
                             self.milliseconds.append(milliseconds)
                             if rows == 0:
+                                self.is_over = True
                                 return
                         else:
                             time.sleep(0.01)
@@ -145,14 +147,18 @@ class Promoters:
 
     def kill(self, conn: psycopg.Connection) -> None:
         """Kill a promotion under way, as often as was asked for."""
-        while self.killed < self._kills:
-            conn.execute(
+        while self.killed < self._kills and not self.is_over:
+            before = self.killed
+            hit = conn.execute(
                 "SELECT pg_terminate_backend(a.pid) FROM pg_stat_activity a JOIN pg_locks l"
                 " ON l.pid = a.pid AND l.locktype = 'relation' AND l.mode = 'RowExclusiveLock'"
                 " WHERE a.application_name = 'promoter' AND a.datname = current_database()"
                 " AND l.relation::regclass::text LIKE 'awa.ready_entries%' LIMIT 1"
-            )
-            time.sleep(0.05)
+            ).fetchone()
+            # Not a second one before the first is counted.
+            while hit and self.killed == before and not self.is_over:
+                time.sleep(0.005)
+            time.sleep(0.005)
 
 
 def cancel_some(
