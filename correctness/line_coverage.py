@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tools.pgtap import TESTS, Runner
-from tools.run_tests import PYPROJECT, TEST_SETTINGS
+from tools.run_tests import PYPROJECT, PYTEST, TEST_SETTINGS
 from tools.servers import BUILD, REPO, Cluster, ensure_tree, exit_on_sigterm
 
 REPORTS = BUILD / "coverage"
@@ -132,7 +132,7 @@ def cover_python() -> bool:
     config = f"--rcfile={PYPROJECT}"
     tests = [f"tests/python/test_{name}.py" for name in PYTHON_TESTS]
     with Cluster(ensure_tree(PYTHON_VERSION), TEST_SETTINGS) as cluster:
-        run = ["run", config, "-m", "pytest", "-c", PYPROJECT, "--rootdir", ".", "-q", *tests]
+        run = ["run", config, *PYTEST, *tests]
         tested = subprocess.run(
             [*coverage, *run], cwd=REPO, env=cluster.environment, check=False
         ).returncode

@@ -41,7 +41,7 @@ from correctness.generate import Mutant, generate
 from correctness.mutants import MUTANTS
 from tools import pgtap
 from tools.edits import BUILT, apply_all
-from tools.run_tests import PYPROJECT, TEST_SETTINGS
+from tools.run_tests import PYTEST, TEST_SETTINGS
 from tools.servers import BUILD, REPO, Cluster, cache_directory, ensure_tree, exit_on_sigterm
 
 VERSION = 18  # the first that looks for extensions in a folder of ours
@@ -150,8 +150,8 @@ def pgtap_check(runner: pgtap.Runner, path: Path) -> Check:
 
 def python_check(cluster: Cluster, script: Path, name: str, words: str, expression: str) -> Check:
     def check(stop: threading.Event) -> str:
-        command = [sys.executable, "-m", "pytest", "-c", PYPROJECT, "--rootdir", "."]
-        command += ["-q", "-x", "-p", "no:cacheprovider", *words.split(), "-k", expression]
+        command = [sys.executable, *PYTEST]
+        command += ["-x", "-p", "no:cacheprovider", *words.split(), "-k", expression]
         with tempfile.TemporaryFile("w+") as output:
             process = subprocess.Popen(
                 command,

@@ -21,6 +21,7 @@ from tools.servers import BUILD, REPO, VERSIONS, Cluster, ensure_tree, exit_on_s
 
 LOGS = BUILD / "logs"
 PYPROJECT = "python/pyproject.toml"
+PYTEST = ("-m", "pytest", "-c", PYPROJECT, "--rootdir", ".", "-q")
 FOLDERS = ("python", "tests/python", "tools", "bench", "correctness", "examples")
 CODE = [d for d in FOLDERS if (REPO / d).is_dir()]
 TYPED = [
@@ -103,7 +104,7 @@ def pytest(
     cluster: Cluster, pattern: str, long: bool, part: str | None, log: Path
 ) -> tuple[bool, str]:
     """Run the Python tests."""
-    arguments = ["-m", "pytest", "-c", PYPROJECT, "--rootdir", ".", "-q", "--durations=10"]
+    arguments = [*PYTEST, "--durations=10"]
     arguments += ["-m", "long"] if part else []
     arguments += ["-o", "faulthandler_timeout=120", "tests/python"]
     arguments += ["-k", pattern] if pattern else []

@@ -18,6 +18,7 @@ BEGIN
     IF max_attempts = 25 AND run_at IS NULL AND opts IN ('{}', '{"backpressure": "signal"}')
        AND @extschema@._is_plain_body(kind COLLATE "default", args) THEN
         IF opts <> '{}' THEN
+            -- Empty when it has to be measured anew, which few calls have: the others do not prepare that.
             v_pressure := @extschema@._fresh_pressure(queue COLLATE "default", priority);
         END IF;
         v_job_id := @extschema@._append_ready_one(queue COLLATE "default", priority, kind COLLATE "default", args);

@@ -248,3 +248,19 @@ BEGIN
 END
 $function$;
 COMMENT ON FUNCTION @extschema@._lane_tail(integer) IS 'Internal: last position that a lane gave out.';
+
+-- Who takes a number holds the sequence to the end of the top transaction, also after a savepoint rollback and after
+-- PREPARE TRANSACTION (then without pid).
+CREATE OR REPLACE FUNCTION @extschema@._sequence_is_quiet(p_sequence regclass)
+RETURNS boolean
+LANGUAGE sql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+    SELECT NOT EXISTS (
+        SELECT FROM pg_locks k
+        WHERE k.locktype = 'relation' AND k.mode = 'RowExclusiveLock' AND k.relation = p_sequence
+          AND k.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+          AND k.pid IS DISTINCT FROM pg_backend_pid())
+$function$;
+COMMENT ON FUNCTION @extschema@._sequence_is_quiet(regclass) IS
+    'Internal: proof that no other transaction in flight has taken a number of a sequence.';

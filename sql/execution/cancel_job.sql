@@ -114,12 +114,7 @@ AS $function$
 BEGIN
     IF p_lane > coalesce((SELECT s.last_value FROM @extschema@.lane_ids s WHERE s.is_called), 0) THEN
         RETURN false;
-    ELSIF EXISTS (
-        SELECT FROM pg_locks k
-        WHERE k.locktype = 'relation' AND k.mode = 'RowExclusiveLock'
-          AND k.relation = '@extschema@.lane_ids'::regclass
-          AND k.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
-          AND k.pid IS DISTINCT FROM pg_backend_pid()) THEN
+    ELSIF NOT @extschema@._sequence_is_quiet('@extschema@.lane_ids') THEN
         RETURN true;
     END IF;
     RETURN EXISTS (SELECT FROM @extschema@.queue_lanes l WHERE l.lane_id = p_lane);

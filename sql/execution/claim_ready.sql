@@ -141,20 +141,11 @@ $function$;
 COMMENT ON FUNCTION @extschema@._see_rows(@extschema@.queue_claim_heads, bigint, integer, boolean) IS
     'Internal: candidates of a claim, in lane order.';
 
--- No other transaction holds the sequence of the lane: every position seen so far is settled. Released only at the
--- end of the top transaction, also after a savepoint rollback and after PREPARE TRANSACTION (then without pid).
+-- Then every position seen so far is settled.
 CREATE OR REPLACE FUNCTION @extschema@._lane_is_quiet(p_lane integer)
 RETURNS boolean
 LANGUAGE sql VOLATILE PARALLEL UNSAFE
-SET search_path = pg_catalog, pg_temp
-AS $function$
-    SELECT NOT EXISTS (
-        SELECT FROM pg_locks k
-        WHERE k.locktype = 'relation' AND k.mode = 'RowExclusiveLock'
-          AND k.relation = ('@extschema@.lane_' || p_lane)::regclass
-          AND k.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
-          AND k.pid IS DISTINCT FROM pg_backend_pid())
-$function$;
+RETURN @extschema@._sequence_is_quiet(('@extschema@.lane_' || p_lane)::regclass);
 COMMENT ON FUNCTION @extschema@._lane_is_quiet(integer) IS 'Internal: proof that no producer of the lane is in flight.';
 
 -- Candidates that no cancel or update holds, up to the limit: their lock is had, and no tombstone came before it.

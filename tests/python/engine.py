@@ -55,6 +55,14 @@ GRANTED = """
 """
 
 
+TOKEN = ("job_id", "run_lease", "claim_slot", "batch_id", "position")
+
+
+def outcome_item(token: Sequence[int], outcome: str, **fields: object) -> dict[str, object]:
+    """Return an item of finish_jobs."""
+    return {**dict(zip(TOKEN, token, strict=True)), "outcome": outcome, **fields}
+
+
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """A claimed job: its token and what a test looks at."""
@@ -73,8 +81,7 @@ class Attempt:
 
     def item(self, outcome: str, **fields: object) -> dict[str, object]:
         """Return an item of finish_jobs."""
-        names = ("job_id", "run_lease", "claim_slot", "batch_id", "position")
-        return {**dict(zip(names, self.token, strict=True)), "outcome": outcome, **fields}
+        return outcome_item(self.token, outcome, **fields)
 
 
 def install_plain(conn: psycopg.Connection, schema: str = "awa") -> None:

@@ -60,21 +60,18 @@ def url_of(database: Database) -> str:
     return f"postgresql://{given['user']}@{given['host']}:{given['port']}/{given['dbname']}"
 
 
+def environment(psql: Path) -> dict[str, str]:
+    """What the example workers find their tools by."""
+    path = f"{psql}:{os.environ['PATH']}"
+    return {**os.environ, "NODE_PATH": str(NODE_MODULES), "PATH": path}
+
+
 def check(command: str, database: Database, psql: Path) -> tuple[int, Verdicts]:
+    url = url_of(database)
     done = subprocess.run(
-        [
-            AWA,
-            "conformance",
-            "--json",
-            "--timeout",
-            "40",
-            "--dsn",
-            url_of(database),
-            "--worker",
-            command,
-        ],
+        [AWA, "conformance", "--json", "--timeout", "40", "--dsn", url, "--worker", command],
         cwd=WORKERS,
-        env={**os.environ, "NODE_PATH": str(NODE_MODULES), "PATH": f"{psql}:{os.environ['PATH']}"},
+        env=environment(psql),
         capture_output=True,
         text=True,
         check=False,
@@ -238,14 +235,8 @@ def test_the_example_workers_retry_what_has_a_refused_outcome(
                 "python": [sys.executable, f"{WORKERS}/worker.py", "h"],
                 "node": ["node", f"{WORKERS}/worker.js", str(handlers)],
             }[name]
-            environment = {
-                **os.environ,
-                "AWA_DSN": url_of(database),
-                "AWA_QUEUE": name,
-                "NODE_PATH": str(NODE_MODULES),
-                "PATH": f"{pg_bin}:{os.environ['PATH']}",
-            }
-            worker = stack.enter_context(subprocess.Popen(command, env=environment, cwd=tmp_path))
+            env = environment(pg_bin) | {"AWA_DSN": url_of(database), "AWA_QUEUE": name}
+            worker = stack.enter_context(subprocess.Popen(command, env=env, cwd=tmp_path))
             stack.callback(worker.terminate)
         for job_id in fine:
             assert client.wait(job_id, timeout=20).state == "completed"

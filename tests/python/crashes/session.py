@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psycopg
 
-from race.ledger import RETRYABLE, Effect, told
+from race.ledger import RETRYABLE, Effect
 from race.ledger import Session as PlainSession
 
 # A row per transaction that said what it did. The id of a transaction will not do: one whose WAL
@@ -45,7 +45,6 @@ class Session(PlainSession):
     ) -> list[Effect] | None:
         """Run a body in one transaction; return its effects if it certainly committed."""
         effects: list[Effect] = []
-        token = ""
         start = self.history.begin()
         try:
             body(self.conn, effects)
@@ -55,17 +54,13 @@ class Session(PlainSession):
                 self.conn.rollback()
                 self.write("rolled back")
                 return None
-            if effects:
+            if not effects:
+                self.conn.commit()
+            else:
                 self._count += 1
                 token = f"{self._name}/{self._count}"
                 self.conn.execute("INSERT INTO observed.commits VALUES (%s)", [token])
-                named = [[type(e).__name__, *(getattr(e, f) for f in e.__slots__)] for e in effects]
-                self.write("intent", token, named)
-                self.history.intend(map(told, effects), start)
-            self.conn.commit()
-            if token:
-                self.history.settle("commit")
-                self.write("committed", token)
+                self.commit(token, effects, start)
         except psycopg.Error as error:
             self._note(error)
             return None

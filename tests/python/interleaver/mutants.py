@@ -39,7 +39,7 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
             "p_tail, pg_current_snapshot(), v_quiet)",
         ),
     ),
-    "proof by locks without looking": (Edit("_lane_is_quiet", "NOT EXISTS", "true OR NOT EXISTS"),),
+    "proof by locks without looking": (Edit("_lane_is_quiet", "RETURN ", "RETURN true OR "),),
     "probe limit ignored": (Edit("_next_emission", "IF p_seen.probe_full THEN", "IF false THEN"),),
     "gaps not probed": (Edit("_leaves_to_see", "IF NOT isempty(v_behind) THEN", "IF false THEN"),),
     # ---- claim and cancel

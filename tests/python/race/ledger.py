@@ -118,6 +118,15 @@ class Session:
     def write(self, *record: object) -> None:
         os.write(self.file, (json.dumps(record) + "\n").encode())
 
+    def commit(self, name: str, effects: list[Effect], start: float) -> None:
+        """Commit a transaction, which has a name in the ledger, and say so before and after."""
+        named = [[type(e).__name__, *(getattr(e, f) for f in e.__slots__)] for e in effects]
+        self.write("intent", name, named)
+        self.history.intend(map(told, effects), start)
+        self.conn.commit()
+        self.history.settle("commit")
+        self.write("committed", name)
+
     def transact(
         self,
         body: Callable[[psycopg.Connection, list[Effect]], None],
@@ -141,12 +150,7 @@ class Session:
                 return effects
             row = self.conn.execute("SELECT pg_current_xact_id()::text").fetchone()
             assert row
-            named = [[type(e).__name__, *(getattr(e, f) for f in e.__slots__)] for e in effects]
-            self.write("intent", row[0], named)
-            self.history.intend(map(told, effects), start)
-            self.conn.commit()
-            self.history.settle("commit")
-            self.write("committed", row[0])
+            self.commit(row[0], effects, start)
         except psycopg.Error as error:
             if error.sqlstate not in RETRYABLE:
                 self.write("failed", error.sqlstate, str(error))

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from engine import outcome_item
 from stateful.stage import LATE_QUEUE, QUEUES, SETTINGS
 
 WAITING = ("scheduled", "retryable", "available")
@@ -54,8 +55,7 @@ class Token:
         return (self.job_id, self.run_lease, self.claim_slot, self.batch_id, self.position)
 
     def item(self, outcome: str, **fields: object) -> dict[str, object]:
-        names = ("job_id", "run_lease", "claim_slot", "batch_id", "position")
-        return {**dict(zip(names, self.numbers, strict=True)), "outcome": outcome, **fields}
+        return outcome_item(self.numbers, outcome, **fields)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from correctness.mutants import MUTANTS as BY_HAND
+from interleaver.mutants import MUTANTS as RACES
 from tools.edits import Edit
 
 MUTANTS: dict[str, tuple[Edit, ...]] = {
@@ -15,17 +17,8 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
             "p_emission.cursor",
         ),
     ),
-    "a completed attempt stays open": (
-        Edit(
-            "_complete_attempts",
-            "PERFORM @extschema@._append_closure("
-            "p_slot, p_batch, v_batch.next_no, 'completed', v_ok, NULL, p_now);",
-            "PERFORM 1;",
-        ),
-    ),
-    "a paused queue is claimed": (
-        Edit("_claim_ready", "IF v_meta.paused_at IS NOT NULL THEN", "IF false THEN"),
-    ),
+    "a completed attempt stays open": BY_HAND["complete without its closure"],
+    "a paused queue is claimed": BY_HAND["a paused queue is claimed"],
     "a job that failed keeps its key": (
         Edit(
             "_end_key",
@@ -60,18 +53,8 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
     "a fresh life goes on counting attempts": (
         Edit("_take_ended", "    v_job.attempt := 0;\n", ""),
     ),
-    "prune folds no counts": (
-        Edit(
-            "_prune_slot", "PERFORM @extschema@._fold_terminal_counts(p_slot, p_now);", "PERFORM 1;"
-        ),
-    ),
-    "evacuation leaves the old row alive": (
-        Edit(
-            "_move_ready",
-            "SELECT p, p_from FROM unnest(p_positions) p",
-            "SELECT 0, p_from WHERE false",
-        ),
-    ),
+    "prune folds no counts": RACES["prune folds no counts"],
+    "evacuation leaves the old row alive": RACES["evacuation leaves the old row alive"],
     "history goes before its time": (
         Edit(
             "_slot_is_retained",

@@ -16,7 +16,7 @@ from typing import Any
 import psycopg
 from psycopg.types.json import Jsonb
 
-from interleaver.world import run
+from interleaver.world import new_database
 from tools.edits import Edit, apply_all, install_script
 
 QUEUE_SLOTS, CLAIM_SLOTS = 8, 4
@@ -166,14 +166,11 @@ def build(edits: Sequence[Edit] = ()) -> str:
 @contextmanager
 def new_stage(server_dsn: str, name: str, edits: Sequence[Edit] = ()) -> Iterator[Stage]:
     """A database with the engine in it, for as long as the block lasts."""
-    drop = f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)'
-    run(server_dsn, f'CREATE DATABASE "{name}" TEMPLATE template0')
-    dsn = psycopg.conninfo.make_conninfo(server_dsn, dbname=name)
-    try:
-        with psycopg.connect(dsn, autocommit=True) as conn:
-            yield Stage(conn, edits)
-    finally:
-        run(server_dsn, drop)
+    with (
+        new_database(server_dsn, name, template="template0") as dsn,
+        psycopg.connect(dsn, autocommit=True) as conn,
+    ):
+        yield Stage(conn, edits)
 
 
 class Stage:
