@@ -145,8 +145,8 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
     "a claim sees dead rows": (
         Edit(
             "_see_leaf",
-            "IF NOT p_alone OR @extschema@._leaf_in_use('ready_tombstones', p_slot) THEN",
-            "IF false THEN",
+            "p_alone AND NOT @extschema@._leaf_in_use('ready_tombstones', p_slot);",
+            "true;",
         ),
     ),
     "priorities upside down": (

@@ -71,6 +71,9 @@ DEFINITION = re.compile(
     + NAME,
     re.IGNORECASE,
 )
+FOR_SLOTS = re.compile(
+    r"SELECT\s+@extschema@\._create_for_slots\('\w+',\s*\$create\$\s*(.*)\$create\$\)", re.DOTALL
+)
 WRITE = re.compile(
     r"\b(?:INSERT\s+INTO|UPDATE|DELETE\s+FROM|MERGE\s+INTO|TRUNCATE(?:\s+TABLE)?)\s+(?:ONLY\s+)?"
     rf"(?P<targets>{NAME}(?:\s*,\s*(?:ONLY\s+)?{NAME})*)",
@@ -141,7 +144,8 @@ def split_statements(text: str) -> Iterator[tuple[int, str]]:
 
 def read_statements(root: Path) -> list[Statement]:
     return [
-        Statement(plane, path.relative_to(root), line, text)
+        # A function that is made for all slots counts like one that is written down as it is.
+        Statement(plane, path.relative_to(root), line, FOR_SLOTS.sub(r"\1", text))
         for plane in PLANES
         for path in sorted((root / plane).rglob("*.sql"))
         for line, text in split_statements(blank_comments(path.read_text()))
@@ -158,8 +162,8 @@ def definitions(statements: list[Statement]) -> dict[str, Definition]:
 
 
 def without_suffix(name: str) -> str:
-    """Return the table that a leaf's name stands for: ready_entries_7 or ready_entries_%s."""
-    return re.sub(r"_(\d+|%.*)$", "", name.lower())
+    """Return the table of a leaf: ready_entries_7, ready_entries_%s, or up to its {slot}."""
+    return re.sub(r"_(\d+|%.*)?$", "", name.lower())
 
 
 def written_tables(text: str, tables: set[str]) -> set[str]:

@@ -139,9 +139,10 @@ $function$;
 COMMENT ON FUNCTION @extschema@._set_ring_cursor(text, bigint, integer) IS
     'Internal: moves a ring cursor to a ledger row that is committed.';
 
--- Whether a leaf holds blocks. Reads no row, and holds no lock on the leaf afterwards.
+-- Whether a leaf holds blocks. Reads no row, and holds no lock on the leaf afterwards. VOLATILE like what it calls, or
+-- it would not be inlined.
 CREATE OR REPLACE FUNCTION @extschema@._leaf_in_use(p_table text, p_slot integer)
 RETURNS boolean
-LANGUAGE sql STABLE PARALLEL SAFE
+LANGUAGE sql VOLATILE PARALLEL UNSAFE
 RETURN pg_relation_size(('@extschema@.' || p_table || '_' || p_slot)::regclass) > 0;
 COMMENT ON FUNCTION @extschema@._leaf_in_use(text, integer) IS 'Internal: whether a leaf of a ring table holds blocks.';

@@ -4,6 +4,7 @@
 -- Waiting rows of one leaf among the wanted positions, lowest first. Only nested loops over the position index can
 -- answer this, so the plan is the same on an empty, a truncated and a full leaf. A size is about that of the text that
 -- the claim returns; -1 where only decompressing the args would tell it.
+SELECT @extschema@._create_for_slots('queue', $create$
 CREATE OR REPLACE FUNCTION @extschema@._see_leaf(
     p_slot integer, p_wanted int8multirange, p_limit integer, p_alone boolean,
     OUT positions bigint[], OUT sizes integer[], OUT is_plain boolean)
@@ -16,34 +17,29 @@ SET enable_sort = off
 SET enable_hashjoin = off
 SET enable_mergejoin = off
 SET jit = off
+SET plan_cache_mode = force_generic_plan
 AS $function$
 DECLARE
-    v_alive text := '';
-    v_rows text;
-BEGIN
     -- With the mutation lock no tombstone can come, and a leaf without blocks has none: that saves two buffers a row.
-    IF NOT p_alone OR @extschema@._leaf_in_use('ready_tombstones', p_slot) THEN
-        v_alive := format('AND NOT EXISTS (
-            SELECT FROM @extschema@.ready_tombstones_%s t WHERE t."position" = e."position")', p_slot);
-    END IF;
-    v_rows := format($query$
-        SELECT e."position",
-               CASE WHEN pg_column_compression(e.args) IS NULL THEN pg_column_size(e.args) ELSE -1 END AS bytes,
-               e.job_id IS NULL AND e.ext IS NULL AS is_plain
-        FROM @extschema@.ready_entries_%s e
-        WHERE e."position" >= lower(g.g) AND e."position" < upper(g.g) %s
-        ORDER BY e."position" LIMIT $2
-        $query$, p_slot, v_alive);
-    IF p_wanted = int8multirange(range_merge(p_wanted)) THEN
-        -- One range, as always beyond the cursor, needs no loop over ranges.
-        v_rows := replace(v_rows, '(g.g)', '($1)');
-    ELSE
-        v_rows := format('SELECT x.* FROM unnest($1) g (g), LATERAL (%s) x LIMIT $2', v_rows);
-    END IF;
-    EXECUTE format('SELECT array_agg(r."position"), array_agg(r.bytes), bool_and(r.is_plain) FROM (%s) r', v_rows)
-        INTO positions, sizes, is_plain USING p_wanted, p_limit;
+    v_all_live boolean := p_alone AND NOT @extschema@._leaf_in_use('ready_tombstones', p_slot);
+BEGIN
+    -- for each slot, by p_slot:
+    SELECT array_agg(r."position"), array_agg(r.bytes), bool_and(r.is_plain) INTO positions, sizes, is_plain
+    FROM (SELECT x.*
+          FROM unnest(p_wanted) g (g), LATERAL (
+              SELECT e."position",
+                     CASE WHEN pg_column_compression(e.args) IS NULL THEN pg_column_size(e.args) ELSE -1 END AS bytes,
+                     e.job_id IS NULL AND e.ext IS NULL AS is_plain
+              FROM @extschema@.ready_entries_{slot} e
+              WHERE e."position" >= lower(g.g) AND e."position" < upper(g.g)
+                AND (v_all_live OR (SELECT t."position" FROM @extschema@.ready_tombstones_{slot} t
+                                    WHERE t."position" = e."position") IS NULL)
+              ORDER BY e."position" LIMIT p_limit) x
+          LIMIT p_limit) r;
+    -- end of slots
 END
-$function$;
+$function$
+$create$);
 COMMENT ON FUNCTION @extschema@._see_leaf(integer, int8multirange, integer, boolean) IS
     'Internal: waiting rows of one leaf among the wanted positions; alone: the caller holds the mutation lock.';
 
@@ -330,6 +326,7 @@ COMMENT ON FUNCTION @extschema@._wait_for_lane(integer) IS
 
 -- positions and leaves are the candidates, of which those in taken are claimed: NULL when none is. bytes is p_bytes
 -- and what the claimed args add to it.
+SELECT @extschema@._create_for_slots('queue', $create$
 CREATE OR REPLACE FUNCTION @extschema@._claim_lane(
     p_lane integer, p_tail bigint, p_limit integer, p_bytes bigint, p_fresh boolean,
     OUT positions bigint[], OUT leaves integer[], OUT is_plain boolean, OUT taken int8multirange, OUT bytes bigint,
@@ -346,6 +343,7 @@ DECLARE
     v_snapshot pg_snapshot;
     v_gaps int8multirange;
     v_seen @extschema@._seen_rows;
+    v_fit record;
     v_limit integer;
     v_taken int8multirange := '{}'::int8multirange;
     v_dead int8multirange := '{}'::int8multirange;
@@ -361,7 +359,9 @@ BEGIN
     -- round once more it would hide later ones of the lane.
     LOOP
         v_ring := @extschema@._ring_cursor('queue');
-        EXECUTE format('LOCK TABLE @extschema@.ready_claim_attempt_batches_%s IN ROW EXCLUSIVE MODE', v_ring % 64);
+        -- for each slot, by v_ring % 64:
+        LOCK TABLE @extschema@.ready_claim_attempt_batches_{slot} IN ROW EXCLUSIVE MODE;
+        -- end of slots
         EXIT WHEN v_ring = @extschema@._ring_cursor('queue');
     END LOOP;
     v_emission := @extschema@._newest_emission(p_lane);
@@ -381,7 +381,9 @@ BEGIN
     END IF;
     -- pause point: probe
     v_seen := @extschema@._see_rows(v_emission, v_ring, p_limit, v_alone);
-    SELECT f.fitting, f.bytes INTO v_limit, bytes FROM @extschema@._count_fitting(v_seen, p_limit, p_bytes) f;
+    v_fit := @extschema@._count_fitting(v_seen, p_limit, p_bytes);
+    v_limit := v_fit.fitting;
+    bytes := v_fit.bytes;
     IF v_limit = 0 THEN
         RETURN;
     ELSIF v_alone THEN
@@ -401,7 +403,8 @@ BEGIN
     leaves := v_seen.leaves;
     is_plain := v_seen.is_plain;
 END
-$function$;
+$function$
+$create$);
 COMMENT ON FUNCTION @extschema@._claim_lane(integer, bigint, integer, bigint, boolean) IS
     'Internal: takes up to so many jobs of one lane; nothing when another claim holds the lane.';
 
@@ -435,6 +438,7 @@ $function$;
 COMMENT ON FUNCTION @extschema@._receipt_groups(integer, bigint[], boolean, numeric, text[]) IS
     'Internal: positions of a leaf that share a receipt.';
 
+SELECT @extschema@._create_for_slots('queue', $create$
 CREATE OR REPLACE FUNCTION @extschema@._issue_receipts(
     p_leaf integer, p_queue text, p_priority integer, p_positions bigint[], p_is_plain boolean, p_owner uuid,
     p_deadline_seconds numeric, p_separate text[], p_now timestamptz)
@@ -444,6 +448,7 @@ SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
 SET enable_bitmapscan = off
 SET jit = off
+SET plan_cache_mode = force_generic_plan
 AS $function$
 DECLARE
     v_slot integer := @extschema@._ring_cursor('claim') % 64;
@@ -451,7 +456,6 @@ DECLARE
     v_batch bigint;
     v_deadline timestamptz;
     v_positions int8multirange;
-    v_values text;
 BEGIN
     -- pause point: receipt
     FOR v_group IN
@@ -464,26 +468,32 @@ BEGIN
         INSERT INTO @extschema@.lease_claim_batches
             (batch_id, claimed_at, deadline_at, owner, slot, ready_slot, is_plain, positions)
         VALUES (v_batch, p_now, v_deadline, p_owner, v_slot, p_leaf, v_group.is_plain, v_positions);
-        -- First attempts of jobs without options need no look into ext; planning that costs more than running it.
-        v_values := CASE WHEN v_group.is_plain THEN
-            $values$r."position", r.kind, $2, r.args, $3, 1, 25, r.run_at, r.run_at,
-                NULL::text[], NULL::jsonb, NULL::jsonb, NULL::text, $4, 1::bigint, $5, $6, r."position"$values$
+        -- Most are first attempts of jobs without options, which need no look into ext. By ranges: a list of positions
+        -- costs a descent of the index for each before PostgreSQL 17.
+        -- for each slot, by p_leaf:
+        IF v_group.is_plain THEN
+            RETURN QUERY
+            SELECT r."position", r.kind, p_queue, r.args, p_priority, 1, 25, r.run_at, r.run_at,
+                   NULL::text[], NULL::jsonb, NULL::jsonb, NULL::text, v_deadline, 1::bigint, v_slot, v_batch,
+                   r."position"
+            FROM unnest(v_positions) s (s), @extschema@.ready_entries_{slot} r
+            WHERE r."position" >= lower(s.s) AND r."position" < upper(s.s);
         ELSE
-            $values$coalesce(r.job_id, r."position"), r.kind, $2, r.args, $3,
-                coalesce((r.ext ->> 'attempt')::integer, 0) + 1, coalesce((r.ext ->> 'max_attempts')::integer, 25),
-                r.run_at, coalesce((r.ext ->> 'created_at')::timestamptz, r.run_at),
-                CASE WHEN r.ext ? 'tags' THEN ARRAY(SELECT jsonb_array_elements_text(r.ext -> 'tags')) END,
-                r.ext -> 'metadata', r.ext -> 'progress', r.ext ->> 'trace', $4,
-                coalesce((r.ext ->> 'run_lease')::bigint, 0) + 1, $5, $6, r."position"$values$
-        END;
-        -- By ranges: a list of positions costs a descent of the index for each before PostgreSQL 17.
-        RETURN QUERY EXECUTE format('SELECT %s
-                                     FROM unnest($1) s (s), @extschema@.ready_entries_%s r
-                                     WHERE r."position" >= lower(s.s) AND r."position" < upper(s.s)', v_values, p_leaf)
-            USING v_positions, p_queue, p_priority, v_deadline, v_slot, v_batch;
+            RETURN QUERY
+            SELECT coalesce(r.job_id, r."position"), r.kind, p_queue, r.args, p_priority,
+                   coalesce((r.ext ->> 'attempt')::integer, 0) + 1, coalesce((r.ext ->> 'max_attempts')::integer, 25),
+                   r.run_at, coalesce((r.ext ->> 'created_at')::timestamptz, r.run_at),
+                   CASE WHEN r.ext ? 'tags' THEN ARRAY(SELECT jsonb_array_elements_text(r.ext -> 'tags')) END,
+                   r.ext -> 'metadata', r.ext -> 'progress', r.ext ->> 'trace', v_deadline,
+                   coalesce((r.ext ->> 'run_lease')::bigint, 0) + 1, v_slot, v_batch, r."position"
+            FROM unnest(v_positions) s (s), @extschema@.ready_entries_{slot} r
+            WHERE r."position" >= lower(s.s) AND r."position" < upper(s.s);
+        END IF;
+        -- end of slots
     END LOOP;
 END
-$function$;
+$function$
+$create$);
 COMMENT ON FUNCTION @extschema@._issue_receipts(
     integer, text, integer, bigint[], boolean, uuid, numeric, text[], timestamptz) IS
     'Internal: writes the receipts of claimed positions of one leaf and returns the jobs.';

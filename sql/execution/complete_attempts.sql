@@ -32,6 +32,10 @@ BEGIN
         PERFORM @extschema@._append_completions(v_batch.ready_slot, p_batch, v_ok, v_batch.claimed_at, p_now);
         PERFORM @extschema@._take_progress(p_batch, v_ok);
     END IF;
+    IF v_batch.is_plain AND v_set = v_ok THEN
+        RETURN QUERY SELECT p, 1::bigint, 'done', NULL::text FROM unnest(p_positions) p;
+        RETURN;
+    END IF;
     RETURN QUERY
     SELECT a.*
     FROM @extschema@._completion_answers(
@@ -50,10 +54,6 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$
 BEGIN
-    IF p_is_plain AND @extschema@._to_set(p_positions) = p_ok THEN
-        RETURN QUERY SELECT p, 1::bigint, 'done', NULL::text FROM unnest(p_positions) p;
-        RETURN;
-    END IF;
     RETURN QUERY
     SELECT CASE WHEN p.outcome = 'moved' THEN (p.answer).job_id
                 WHEN p_is_plain AND p_claimed @> p.pos THEN p.pos ELSE (r.job).job_id END,

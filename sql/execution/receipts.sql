@@ -1,5 +1,6 @@
 -- Receipts. A receipt (slot, batch, position) is open while its position is in the batch and in none of its closures.
 
+SELECT @extschema@._create_for_slots('claim', $create$
 CREATE OR REPLACE FUNCTION @extschema@._read_batch(
     p_slot integer, p_batch bigint,
     OUT ready_slot integer, OUT owner uuid, OUT is_plain boolean, OUT claimed_at timestamptz,
@@ -11,22 +12,23 @@ SET enable_seqscan = off
 SET enable_bitmapscan = off
 SET enable_sort = off
 SET jit = off
+SET plan_cache_mode = force_generic_plan
 AS $function$
 BEGIN
     IF p_slot IS NULL OR p_slot NOT BETWEEN 0 AND @extschema@._slot_count('claim') - 1 THEN
         RETURN;
     END IF;
-    EXECUTE format('SELECT b.ready_slot, b.owner, b.is_plain, b.claimed_at, b.deadline_at, b.positions
-                    FROM @extschema@.lease_claim_batches_%s b WHERE b.batch_id = $1', p_slot)
-        INTO ready_slot, owner, is_plain, claimed_at, deadline_at, positions USING p_batch;
-    IF positions IS NULL THEN
-        RETURN;
-    END IF;
-    EXECUTE format('SELECT coalesce(range_agg(c.closed), ''{}''), coalesce(max(c.closure_no), 0) + 1
-                    FROM @extschema@.lease_claim_closures_%s c WHERE c.batch_id = $1', p_slot)
-        INTO closed, next_no USING p_batch;
+    -- for each slot, by p_slot:
+    SELECT b.ready_slot, b.owner, b.is_plain, b.claimed_at, b.deadline_at, b.positions, x.closed, x.next_no
+    INTO ready_slot, owner, is_plain, claimed_at, deadline_at, positions, closed, next_no
+    FROM @extschema@.lease_claim_batches_{slot} b,
+         LATERAL (SELECT coalesce(range_agg(c.closed), '{}') AS closed, coalesce(max(c.closure_no), 0) + 1 AS next_no
+                  FROM @extschema@.lease_claim_closures_{slot} c WHERE c.batch_id = b.batch_id) x
+    WHERE b.batch_id = p_batch;
+    -- end of slots
 END
-$function$;
+$function$
+$create$);
 COMMENT ON FUNCTION @extschema@._read_batch(integer, bigint) IS
     'Internal: a claim batch with the union of its closures; positions is NULL when this snapshot has no such batch.';
 
@@ -34,11 +36,13 @@ CREATE OR REPLACE FUNCTION @extschema@._append_closure(
     p_slot integer, p_batch bigint, p_no integer, p_outcome @extschema@.attempt_outcome,
     p_closed int8multirange, p_reason text, p_now timestamptz)
 RETURNS void
-LANGUAGE sql VOLATILE PARALLEL UNSAFE
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$
+BEGIN
     INSERT INTO @extschema@.lease_claim_closures (batch_id, closed_at, closure_no, outcome, slot, closed, reason)
-    VALUES (p_batch, p_now, p_no, p_outcome, p_slot, p_closed, p_reason)
+    VALUES (p_batch, p_now, p_no, p_outcome, p_slot, p_closed, p_reason);
+END
 $function$;
 COMMENT ON FUNCTION @extschema@._append_closure(
     integer, bigint, integer, @extschema@.attempt_outcome, int8multirange, text, timestamptz) IS

@@ -26,11 +26,22 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN (SELECT coalesce(sum(upper(r) - lower(r)), 0)::bigint FROM unnest(p_set) r);
 COMMENT ON FUNCTION @extschema@._cardinality(int8multirange) IS 'Internal: number of positions in a bounded set.';
 
+-- Not in SQL: with a subquery inside it is not inlined, and before PostgreSQL 18 planned at each call.
 CREATE OR REPLACE FUNCTION @extschema@._to_set(p_positions bigint[])
 RETURNS int8multirange
-LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN (SELECT coalesce(range_agg(int8range(p, p, '[]')), '{}')
-        FROM (SELECT least(u, 9223372036854775806) FROM unnest(p_positions) u WHERE u IS NOT NULL) x (p));
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_first bigint := least(p_positions[1], 9223372036854775806);
+BEGIN
+    IF cardinality(p_positions) = 1 AND p_positions[1] IS NOT NULL THEN
+        RETURN int8multirange(int8range(v_first, v_first, '[]'));
+    END IF;
+    RETURN (SELECT coalesce(range_agg(int8range(p, p, '[]')), '{}')
+            FROM (SELECT least(u, 9223372036854775806) FROM unnest(p_positions) u WHERE u IS NOT NULL) x (p));
+END
+$function$;
 COMMENT ON FUNCTION @extschema@._to_set(bigint[]) IS 'Internal: a list of positions as a set.';
 
 -- Ascending and distinct positions are one range when their ends lie as far apart as their number says.

@@ -49,3 +49,44 @@ END
 $function$;
 COMMENT ON FUNCTION @extschema@._create_leaves(text, text, jsonb) IS
     'Internal: makes the leaves of a ring table at install.';
+
+-- A statement with the name of a leaf in it is planned at each call, which costs more than to run it. The hot ones are
+-- written out at install, so that a session keeps their plans: what a definition has between two marks is there once
+-- for each slot, in a tree of comparisons, because each comparison is prepared anew in every transaction. White space
+-- becomes one blank there.
+CREATE OR REPLACE FUNCTION @extschema@._for_each_slot(
+    p_statement text, p_choice text, p_first integer, p_last integer)
+RETURNS text
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_middle integer := (p_first + p_last) / 2;
+BEGIN
+    IF p_first = p_last THEN
+        RETURN replace(p_statement, '{slot}', p_first::text);
+    END IF;
+    RETURN format('IF %s <= %s THEN %s ELSE %s END IF;', p_choice, v_middle,
+        @extschema@._for_each_slot(p_statement, p_choice, p_first, v_middle),
+        @extschema@._for_each_slot(p_statement, p_choice, v_middle + 1, p_last));
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._for_each_slot(text, text, integer, integer) IS
+    'Internal: a statement once for each slot, chosen by an expression.';
+
+CREATE OR REPLACE FUNCTION @extschema@._create_for_slots(p_ring text, p_definition text)
+RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_parts text[] := regexp_match(p_definition, '^(.*)-- for each slot, by ([^:]+):(.*)-- end of slots(.*)$');
+BEGIN
+    EXECUTE v_parts[1]
+        || @extschema@._for_each_slot(trim(regexp_replace(v_parts[3], '[[:space:]]+', ' ', 'g')), v_parts[2],
+               0, @extschema@._slot_count(p_ring) - 1)
+        || v_parts[4];
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._create_for_slots(text, text) IS
+    'Internal: makes a function that has its marked statement once for each slot of a ring.';

@@ -3,11 +3,13 @@
 CREATE OR REPLACE FUNCTION @extschema@._append_completions(
     p_slot integer, p_batch bigint, p_positions int8multirange, p_attempted_at timestamptz, p_now timestamptz)
 RETURNS void
-LANGUAGE sql VOLATILE PARALLEL UNSAFE
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$
+BEGIN
     INSERT INTO @extschema@.receipt_completion_batches (batch_id, finalized_at, attempted_at, slot, positions)
-    VALUES (p_batch, p_now, p_attempted_at, p_slot, p_positions)
+    VALUES (p_batch, p_now, p_attempted_at, p_slot, p_positions);
+END
 $function$;
 COMMENT ON FUNCTION @extschema@._append_completions(integer, bigint, int8multirange, timestamptz, timestamptz) IS
     'Internal: records jobs of one batch as completed.';

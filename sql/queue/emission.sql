@@ -5,6 +5,7 @@
 -- VOLATILE on purpose: each of its reads takes a snapshot younger than the one before. In one snapshot a prune or a
 -- rotation that commits meanwhile would hide the newest row: TRUNCATE empties a leaf for every snapshot, while the
 -- checkpoint and the ledger row show only in later ones.
+SELECT @extschema@._create_for_slots('queue', $create$
 CREATE OR REPLACE FUNCTION @extschema@._newest_emission(p_lane integer)
 RETURNS @extschema@.queue_claim_heads
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
@@ -13,6 +14,7 @@ SET enable_seqscan = off
 SET enable_bitmapscan = off
 SET enable_sort = off
 SET jit = off
+SET plan_cache_mode = force_generic_plan
 AS $function$
 DECLARE
     v_base bigint := @extschema@._lane_base(p_lane);
@@ -25,10 +27,11 @@ DECLARE
 BEGIN
     LOOP
         IF @extschema@._leaf_in_use('ready_claim_attempt_batches', v_slot) THEN
-            EXECUTE format('SELECT $3, e.claim_no, e.cursor, e.low, e.horizon, e.gaps_old, e.gaps_new, e.held
-                            FROM @extschema@.ready_claim_attempt_batches_%s e
-                            WHERE e.claim_no > $1 AND e.claim_no < $2 ORDER BY e.claim_no DESC LIMIT 1', v_slot)
-                INTO v_found USING v_base, v_end, p_lane;
+            -- for each slot, by v_slot:
+            SELECT p_lane, e.claim_no, e.cursor, e.low, e.horizon, e.gaps_old, e.gaps_new, e.held INTO v_found
+            FROM @extschema@.ready_claim_attempt_batches_{slot} e
+            WHERE e.claim_no > v_base AND e.claim_no < v_end ORDER BY e.claim_no DESC LIMIT 1;
+            -- end of slots
             -- pause point: newest
             EXIT WHEN v_found.claim_no IS NOT NULL;
         END IF;
@@ -54,7 +57,8 @@ BEGIN
         v_head.horizon, coalesce(v_head.gaps_old, '{}'), coalesce(v_head.gaps_new, '{}'),
         coalesce(v_head.held, '{}'))::@extschema@.queue_claim_heads;
 END
-$function$;
+$function$
+$create$);
 COMMENT ON FUNCTION @extschema@._newest_emission(integer) IS
     'Internal: the claim cursor of a lane: newest emission row or checkpoint.';
 
@@ -91,13 +95,15 @@ COMMENT ON FUNCTION @extschema@._emission_in_snapshot(integer) IS
 
 CREATE OR REPLACE FUNCTION @extschema@._append_emission(p_slot integer, p_emission @extschema@.queue_claim_heads)
 RETURNS void
-LANGUAGE sql VOLATILE PARALLEL UNSAFE
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$
+BEGIN
     INSERT INTO @extschema@.ready_claim_attempt_batches
         (claim_no, cursor, low, horizon, slot, gaps_old, gaps_new, held)
     VALUES (p_emission.claim_no, p_emission.cursor, p_emission.low, p_emission.horizon, p_slot,
-            nullif(p_emission.gaps_old, '{}'), nullif(p_emission.gaps_new, '{}'), nullif(p_emission.held, '{}'))
+            nullif(p_emission.gaps_old, '{}'), nullif(p_emission.gaps_new, '{}'), nullif(p_emission.held, '{}'));
+END
 $function$;
 COMMENT ON FUNCTION @extschema@._append_emission(integer, @extschema@.queue_claim_heads) IS
     'Internal: appends an emission row to a slot.';

@@ -94,6 +94,7 @@ def test_a_use_of_a_higher_plane_is_found(tmp_path: Path, body: str, problem: st
         "UPDATE @extschema@.ready_entries SET slot = 1;",
         "DELETE FROM ONLY @extschema@.ready_entries;",
         "TRUNCATE @extschema@.deferred_jobs, ONLY @extschema@.ready_entries;",
+        "INSERT INTO @extschema@.ready_entries_{slot} VALUES (1);",
         "EXECUTE 'TRUNCATE @extschema@.ready_entries_3';",
         "EXECUTE format('TRUNCATE @extschema@.ready_entries_%s', 3);",
         "EXECUTE format('INSERT INTO @extschema@.%I VALUES (1)', 'ready_entries_' || 3);",
@@ -103,6 +104,18 @@ def test_a_use_of_a_higher_plane_is_found(tmp_path: Path, body: str, problem: st
 def test_a_write_to_a_table_of_another_plane_is_found(tmp_path: Path, body: str) -> None:
     problems = check_structure.check_sql(write_tree(tmp_path, {"deferred/f.sql": function(body)}))
     assert problems == ["deferred/f.sql:1: deferred writes ready_entries, a table of queue"]
+
+
+def test_functions_for_all_slots_are_read_like_others(tmp_path: Path) -> None:
+    made = "SELECT @extschema@._create_for_slots('queue', $create$\n{}\n$create$);"
+    upwards = function("PERFORM @extschema@.insert_job();").rstrip(";")
+    root = write_tree(tmp_path, {"queue/f.sql": made.format(upwards)})
+    [found] = check_structure.check_sql(root)
+    assert found.startswith("queue/f.sql:1: queue uses insert_job of the higher plane")
+    long = function("    NULL;\n" * check_structure.MAX_FUNCTION_LINES).rstrip(";")
+    (root / "queue/f.sql").write_text(made.format(long))
+    [note] = check_structure.long_functions(root)
+    assert note.startswith("_f (queue/f.sql:1, ")
 
 
 def test_state_in_a_code_file_is_found(tmp_path: Path) -> None:

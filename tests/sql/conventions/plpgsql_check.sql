@@ -13,7 +13,7 @@ INSERT INTO accepted VALUES
     ('_parse_jobs', 'control reached end of function%', 'ends by _refuse'), ('_parse_rows', 'control reached end of function%', 'ends by _refuse'),
     ('_parse_run_at', 'control reached end of function%', 'ends by _refuse'),
     ('_find_done', 'cannot determinate a result of dynamic SQL', 'a row type whose columns are checked at install'),
-    ('_newest_emission', 'cannot determinate a result of dynamic SQL', 'a row type whose columns are checked at install'),
+    ('_create_for_slots', 'routine is marked as VOLATILE, should be IMMUTABLE', 'it makes a function'),
     ('_take_from_slot', 'cannot determinate a result of dynamic SQL', 'a row type whose columns are checked at install'),
     ('_read_ready', 'composite OUT variable%', 'a column of a set'),
     ('_find_deferred', 'composite OUT variable%', 'a column of a record'),
