@@ -177,10 +177,10 @@ TABLES: dict[str, Callable[[Results], str]] = {
 }
 
 
-def command(name: str, arguments: str) -> str:
-    """How a scenario's result file is made."""
+def command(name: str, arguments: str, *, to: str = ">") -> str:
+    """How a scenario's result file is made, or added to."""
     more = f' BENCH_ARGS="{arguments}"' if arguments else ""
-    return f"`make bench SCENARIO={name}{more} > bench/results/{name}.jsonl`"
+    return f"`make bench SCENARIO={name}{more} {to} bench/results/{name}.jsonl`"
 
 
 def block(name: str, results: Results, images: Path, docs: Path) -> str:
@@ -191,10 +191,10 @@ def block(name: str, results: Results, images: Path, docs: Path) -> str:
     for file in sorted(images.glob(f"{name}*.png")):
         title = re.sub("[-_]", " ", file.stem)
         parts.append(f"![{title}]({file.relative_to(docs)})\n")
-    machine = results.machine(name)
-    arguments = machine.pop("arguments", "")
-    where = ", ".join(f"{key} {value}" for key, value in machine.items())
-    parts.append(f"Measured by {command(name, arguments)}" + (f": {where}.\n" if where else "\n"))
+    for i, run in enumerate(results.runs(name)):
+        made = command(name, run.pop("arguments", ""), to=">>" if i else ">")
+        where = ", ".join(f"{key} {value}" for key, value in run.items())
+        parts.append(f"Measured by {made}: {where}.\n")
     return "\n".join(parts)
 
 

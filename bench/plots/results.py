@@ -63,11 +63,9 @@ class Results:
         ]
         return iter(sorted(found, key=lambda figure: place(figure.system)))
 
-    def machine(self, scenario: str) -> dict[str, Any]:
-        """The machine that a scenario was measured on, and the arguments of the command."""
-        for figure in self.find(scenario, "cpus"):
-            return {"cpus": round(figure.value), **figure.params}
-        return {}
+    def runs(self, scenario: str) -> list[dict[str, Any]]:
+        """For each run: the machine it was made on, and the arguments of the command."""
+        return [{"cpus": round(f.value), **f.params} for f in self.find(scenario, "cpus")]
 
 
 def place(system: str) -> int:
