@@ -246,7 +246,7 @@ def test_the_example_workers_retry_what_has_a_refused_outcome(
                 "PATH": f"{pg_bin}:{os.environ['PATH']}",
             }
             worker = stack.enter_context(subprocess.Popen(command, env=environment, cwd=tmp_path))
-            stack.callback(worker.terminate)
+            stack.callback(worker.kill)  # one that is broken ends by nothing else
         for job_id in fine:
             assert client.wait(job_id, timeout=20).state == "completed"
         for job_id in bad:
