@@ -6,17 +6,21 @@
 -- sequence helps. So nobody reads a hint before all were seen to work, once a session: what takes the page away
 -- ends the sessions too, but for those of a standby.
 
+-- The block ends by an exception in any case, so that it leaves no locks behind: those of pg_sequence_last_value would
+-- last until the transaction ends. A sequence without its page has no row.
 CREATE OR REPLACE FUNCTION @extschema@._can_read(p_sequences regclass[])
 RETURNS boolean
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$
+DECLARE
+    v_rows bigint;
 BEGIN
-    -- The block ends by an exception in any case, so that it leaves no locks behind.
-    PERFORM pg_sequence_last_value(s) FROM unnest(p_sequences) s;
+    EXECUTE format('SELECT count(*) FROM (%s) x',
+        (SELECT string_agg('SELECT FROM ' || s::text, ' UNION ALL ') FROM unnest(p_sequences) s)) INTO v_rows;
     RAISE EXCEPTION USING ERRCODE = 'JQ000';
 EXCEPTION WHEN SQLSTATE 'JQ000' THEN
-    RETURN true;
+    RETURN v_rows = cardinality(p_sequences);
 WHEN internal_error OR data_corrupted OR undefined_file THEN
     RETURN false;
 END

@@ -12,10 +12,13 @@ SET jit = off
 AS $function$
 DECLARE
     c_portion constant bigint := 16777216;
+    -- Each lane takes locks to the end, a new one several: more of them at once would fill the lock table.
+    c_lanes constant integer := 256;
     v_row record;
     v_slots integer[];
     v_ids bigint[];
     v_bytes bigint;
+    v_lanes text[] := '{}'::text[];
     v_held text[] := '{}'::text[];
     v_left text[];
     v_moved bigint := 0;
@@ -25,7 +28,8 @@ BEGIN
         v_ids := '{}'::bigint[];
         v_bytes := 0;
         FOR v_row IN
-            SELECT d.slot, d.job_id, @extschema@._args_bytes(d.args) AS bytes
+            SELECT d.slot, d.job_id, @extschema@._args_bytes(d.args) AS bytes,
+                   d.priority || '/' || d.shard || '/' || d.queue AS lane
             FROM @extschema@.deferred_jobs d
             WHERE d.slot < 16 AND d.run_at <= p_now AND d.queue <> ALL (v_held)
                   AND NOT coalesce(d.ext -> 'unique' ? 'waiting', false)
@@ -33,6 +37,10 @@ BEGIN
             LIMIT p_limit - v_moved
             FOR UPDATE SKIP LOCKED
         LOOP
+            IF v_row.lane <> ALL (v_lanes) THEN
+                EXIT WHEN cardinality(v_lanes) = c_lanes;
+                v_lanes := v_lanes || v_row.lane;
+            END IF;
             v_slots := v_slots || v_row.slot::integer;
             v_ids := v_ids || v_row.job_id;
             v_bytes := v_bytes + v_row.bytes;

@@ -1,0 +1,38 @@
+-- Thousands of lanes: what looks at all of them keeps no lock on each, since the lock table has room for a few thousand.
+\ir ../support.psql
+SELECT * FROM no_plan();
+
+-- Locks of this transaction on lanes and their hints.
+CREATE FUNCTION test.lane_locks() RETURNS bigint LANGUAGE sql AS $$
+    SELECT count(DISTINCT k.relation) FROM pg_locks k JOIN pg_class c ON c.oid = k.relation
+    WHERE k.pid = pg_backend_pid() AND c.relnamespace = 'awa'::regnamespace AND c.relname ~ '^lane_[0-9]+(_hint)?$'
+$$;
+SELECT awa.declare_queue('many', '{"enqueue_shards": 64}'), awa.declare_queue('one') \g /dev/null
+SELECT awa.insert_job('k', queue => 'many', opts => jsonb_build_object('ordering_key', g::text)) FROM generate_series(1, 200) g \g /dev/null
+SELECT awa.insert_job('k', queue => 'one') \g /dev/null
+
+SET awa.hints = '';
+BEGIN;
+SELECT is((SELECT count(*) FROM test.claim('one')), 1::bigint, 'the first claim of a session looks at all hints');
+SELECT ok(test.lane_locks() <= 2, 'and keeps none but those of its own lane');
+COMMIT;
+BEGIN;
+SELECT is((SELECT sum(d.depth) FROM awa.queue_depths() d), 200::numeric, 'depths are those of all lanes');
+SELECT is(test.lane_locks(), 0::bigint, 'and keep none');
+COMMIT;
+SELECT count(*) FROM test.claim('many', 1000) \g /dev/null
+BEGIN;
+SELECT is((SELECT v.rows FROM awa.verify() v WHERE v.step = 'verify_lanes'), 0::bigint, 'verify finds nothing to repair');
+SELECT is(test.lane_locks(), 0::bigint, 'and keeps none');
+COMMIT;
+
+-- Each lane that is not there yet costs a promotion several locks.
+SELECT awa.insert_job('k', queue => 'new' || g, opts => '{"delay_seconds": 0.001}') FROM generate_series(1, 300) g \g /dev/null
+SELECT pg_sleep(0.01) \g /dev/null
+SELECT results_eq($$ SELECT t.outcome, t.rows FROM awa.tick('{"steps": ["promote"]}') t $$, $$ VALUES ('done', 256::bigint) $$,
+    'a promotion goes to so many lanes');
+SELECT results_eq($$ SELECT t.outcome, t.rows FROM awa.tick('{"steps": ["promote"]}') t $$, $$ VALUES ('done', 44::bigint) $$,
+    'and the next one goes on');
+SELECT is((SELECT count(DISTINCT d.queue) FROM awa.queue_depths() d WHERE d.queue LIKE 'new%' AND d.depth = 1), 300::bigint, 'until all are there');
+
+SELECT * FROM finish();
