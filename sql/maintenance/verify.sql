@@ -100,7 +100,7 @@ DECLARE
     v_emission @extschema@.queue_claim_heads;
 BEGIN
     BEGIN
-        IF @extschema@._can_read(ARRAY[format('@extschema@.lane_%s_hint', p_lane)::regclass]) THEN
+        IF @extschema@._hints_can_be_read(ARRAY[p_lane]) THEN
             EXECUTE format('SELECT CASE WHEN s.is_called THEN s.last_value ELSE 0 END
                             FROM @extschema@.lane_%s_hint s', p_lane) INTO v_hint;
             v_highest := @extschema@._highest_position(p_lane, p_claimed);

@@ -26,6 +26,10 @@ SELECT is((SELECT v.rows FROM awa.verify() v WHERE v.step = 'verify_lanes'), 0::
 SELECT is(test.lane_locks(), 0::bigint, 'and keeps none');
 COMMIT;
 
+SELECT lives_ok($$ UPDATE awa.queue_lanes SET hint_seq = 4294967294::oid WHERE queue = 'one'; SET awa.hints = ''; SELECT awa._hints_work() $$,
+    'a hint that is made anew meanwhile is found by its name');
+UPDATE awa.queue_lanes SET hint_seq = format('awa.lane_%s_hint', lane_id)::regclass WHERE queue = 'one';
+
 -- Each lane that is not there yet costs a promotion several locks.
 SELECT awa.insert_job('k', queue => 'new' || g, opts => '{"delay_seconds": 0.001}') FROM generate_series(1, 300) g \g /dev/null
 SELECT pg_sleep(0.01) \g /dev/null
