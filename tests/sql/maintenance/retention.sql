@@ -55,4 +55,16 @@ SELECT is(awa._expire_failed(10, now() + interval '73 hours'), 1::bigint, 'for t
 SELECT is(test.state(:'failed'::jsonb), 'pruned', 'and is pruned then');
 SELECT results_eq($$ SELECT c.* FROM awa.queue_counts('q') c $$, $$ SELECT c.* FROM test.counts c $$, 'but counted');
 
+-- A slot may be full of failed jobs, so they are copied in one go, and once.
+SELECT test.finish(test.start('many', jsonb_build_object('tags', jsonb_build_array(g::text))), 'fail', '{"error": "no"}') FROM generate_series(1, 5) g \g /dev/null
+SELECT s.last_value % 64 AS slot FROM awa.queue_ring s \gset
+SET track_functions = 'all';
+BEGIN;
+SELECT is(awa._keep_failed(:slot, now()), 5::bigint, 'failed jobs are copied');
+SELECT is((SELECT f.calls FROM pg_stat_xact_user_functions f WHERE f.funcname = '_read_ready'), 1::bigint, 'their bodies with one look');
+SELECT is((SELECT count(DISTINCT f.body -> 'ext' -> 'tags') FROM awa.failed_entries f), 5::bigint, 'each with its own');
+SELECT is(awa._keep_failed(:slot, now()), 0::bigint, 'and not again');
+SELECT is((SELECT f.calls FROM pg_stat_xact_user_functions f WHERE f.funcname = '_done_body'), 5::bigint, 'nor is any body made again');
+COMMIT;
+
 SELECT * FROM finish();
