@@ -38,5 +38,31 @@ SELECT results_eq($$ SELECT t.outcome, t.rows FROM awa.tick('{"steps": ["promote
 SELECT results_eq($$ SELECT t.outcome, t.rows FROM awa.tick('{"steps": ["promote"]}') t $$, $$ VALUES ('done', 44::bigint) $$,
     'and the next one goes on');
 SELECT is((SELECT count(DISTINCT d.queue) FROM awa.queue_depths() d WHERE d.queue LIKE 'new%' AND d.depth = 1), 300::bigint, 'until all are there');
+SELECT awa.insert_job('k', to_jsonb(g), 'key' || g, opts => '{"delay_seconds": 0.001, "unique": {"states": ["available"]}}')
+FROM generate_series(1, 300) g \g /dev/null
+SELECT pg_sleep(0.01) \g /dev/null
+SELECT results_eq($$ SELECT t.outcome, t.rows FROM awa.tick('{"steps": ["promote"]}') t $$, $$ VALUES ('done', 256::bigint) $$,
+    'nor do jobs that wait for their unique key go to more of them');
+SELECT results_eq($$ SELECT t.outcome, t.rows FROM awa.tick('{"steps": ["promote"]}') t $$, $$ VALUES ('done', 44::bigint) $$,
+    'at once');
+
+-- Lanes that producers hold do not count: others go on. A prepared transaction holds them here.
+CREATE FUNCTION test.create_lanes(p_queue text) RETURNS void LANGUAGE sql SECURITY DEFINER AS $$ SELECT awa._create_lanes(p_queue, true) $$;
+ALTER FUNCTION test.create_lanes(text) OWNER TO awa_owner;
+SELECT awa.declare_queue('held', '{"strict_fifo": true, "enqueue_shards": 64}'), test.create_lanes('held') \g /dev/null
+SELECT awa.insert_job('k', queue => 'held', opts => '{"delay_seconds": 0.001}') FROM generate_series(1, 512) \g /dev/null
+UPDATE awa.deferred_jobs d SET priority = 1 + x.n / 64, shard = x.n % 64
+FROM (SELECT o.job_id, row_number() OVER () % 256 AS n FROM awa.deferred_jobs o) x WHERE x.job_id = d.job_id;
+SELECT awa.insert_job('k', queue => 'free', opts => '{"delay_seconds": 0.001}') \g /dev/null
+SELECT pg_sleep(0.01) \g /dev/null
+BEGIN;
+SELECT pg_advisory_xact_lock(awa._lock_key('fifo', l.lane_id)) FROM awa.queue_lanes l WHERE l.queue = 'held' \g /dev/null
+PREPARE TRANSACTION 'many_lanes';
+SELECT results_eq($$ SELECT t.outcome, t.rows FROM awa.tick('{"steps": ["promote"]}') t $$, $$ VALUES ('done', 1::bigint) $$,
+    'who is behind 256 lanes that producers hold is promoted');
+SELECT is((SELECT count(*) FROM test.claim('free')), 1::bigint, 'and claimed');
+COMMIT PREPARED 'many_lanes';
+SELECT results_eq($$ SELECT t.outcome, t.rows FROM awa.tick('{"steps": ["promote"]}') t $$, $$ VALUES ('done', 512::bigint) $$,
+    'the others are as soon as the lanes are free');
 
 SELECT * FROM finish();
