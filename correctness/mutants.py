@@ -240,7 +240,7 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
         Edit("_rescuable", "p_open - v_instance.held - v_instance.held_before", "p_open"),
     ),
     "evacuation of what it cannot hold": (
-        Edit("_evacuate_lanes", "IF v_left <= 0 THEN", "IF false THEN"),
+        Edit("_too_much_waits", "v_waiting.row_count > v_most", "false"),
     ),
     "young attempts are moved": (
         Edit("_evacuate_attempts", "o.claimed_at <= v_before OR", "true OR"),

@@ -34,7 +34,8 @@ BEGIN ATOMIC
         ('evacuate_attempt_seconds', '60', 0, 86400, 'seconds',
             'Age from which a running attempt is moved out of a slot when slots run short.'),
         ('evacuate_max_rows', '100000', 1, 10000000, 'rows',
-         'A slot with more waiting jobs than this is left alone when slots run short.'),
+         'A slot with more waiting jobs than this is left alone when slots run short; so is a large one of which they '
+             'take more than half.'),
         ('evacuate_rows', '2000', 1, 100000, 'rows',
          'Waiting jobs moved by one evacuation step.'),
         ('failed_retention_seconds', '259200', 0, 315360000, 'seconds',

@@ -30,6 +30,17 @@ SELECT lives_ok($$ UPDATE awa.queue_lanes SET hint_seq = 4294967294::oid WHERE q
     'a hint that is made anew meanwhile is found by its name');
 UPDATE awa.queue_lanes SET hint_seq = format('awa.lane_%s_hint', lane_id)::regclass WHERE queue = 'one';
 
+-- A slot is asked once for all of its lanes.
+SET track_functions = 'all';
+BEGIN;
+SELECT awa._plan_ring('queue', now() + interval '1 day') \g /dev/null
+COMMIT;
+SELECT is(awa._publish_ring('queue'), 'published', 'the slot of all these lanes is left');
+BEGIN;
+SELECT is((SELECT r.blocked_by FROM awa.ring_status() r WHERE r.ring = 'queue' AND r.slot = 0), 'receipts', 'ring_status looks at all of them');
+SELECT is((SELECT f.calls FROM pg_stat_xact_user_functions f WHERE f.funcname = '_newest_emission'), NULL, 'but not at one after the other');
+COMMIT;
+
 -- Each lane that is not there yet costs a promotion several locks.
 SELECT awa.insert_job('k', queue => 'new' || g, opts => '{"delay_seconds": 0.001}') FROM generate_series(1, 300) g \g /dev/null
 SELECT pg_sleep(0.01) \g /dev/null
