@@ -116,7 +116,11 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
     "depth of all priorities": (Edit("_queue_depth", " AND l.priority = p_priority", ""),),
     # ---- deferred: buckets, promotion, dead letters
     "promotion before the time": (
-        Edit("_promote_due", "d.run_at <= p_now", "d.run_at <= p_now + interval '1 hour'"),
+        Edit(
+            "_due_jobs",
+            "d.slot < 16 AND d.run_at <= p_now",
+            "d.slot < 16 AND d.run_at <= p_now + interval '1 hour'",
+        ),
     ),
     "one bad job stops promotion": (Edit("_promote", "IF v_half > 0 THEN", "IF false THEN"),),
     "a far job in a near bucket": (
@@ -236,7 +240,7 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
         Edit("_rescuable", "p_open - v_instance.held - v_instance.held_before", "p_open"),
     ),
     "evacuation of what it cannot hold": (
-        Edit("_evacuate_lanes", "IF v_left <= 0 THEN", "IF false THEN"),
+        Edit("_too_much_waits", "v_waiting.row_count > v_most", "false"),
     ),
     "young attempts are moved": (
         Edit("_evacuate_attempts", "o.claimed_at <= v_before OR", "true OR"),

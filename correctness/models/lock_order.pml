@@ -504,13 +504,14 @@ end_of_cancel: skip
 
     :: op == PROMOTE ->
         T(DEFERRED + j, X);
+        T(FIFO + j, X);
         T(DEFERRED + 1 - j, X);
         if
         :: got[me] -> TM(DEFERRED_SLOT, RE); STEP_OR_END; TM(KEY, X); TM(KEY + 1, X)
         :: skip
         fi;
         N(NEW_LANE, X);
-        T(FIFO + j, X);
+        T(FIFO + 1 - j, X);
         N(LANE_SEQUENCE, RE);
         N(QUEUE_SLOT, RE)
 

@@ -6,22 +6,29 @@
 -- sequence helps. So nobody reads a hint before all were seen to work, once a session: what takes the page away
 -- ends the sessions too, but for those of a standby.
 
-CREATE OR REPLACE FUNCTION @extschema@._can_read(p_sequences regclass[])
+-- The block ends by an exception in any case, so that it leaves no locks behind: those of pg_sequence_last_value would
+-- last until the transaction ends. A sequence without its page has no row. By name, not by oid: one that is just being
+-- renewed has another.
+CREATE OR REPLACE FUNCTION @extschema@._hints_can_be_read(p_lanes integer[])
 RETURNS boolean
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$
+DECLARE
+    v_rows bigint;
 BEGIN
-    -- The block ends by an exception in any case, so that it leaves no locks behind.
-    PERFORM pg_sequence_last_value(s) FROM unnest(p_sequences) s;
+    EXECUTE format('SELECT count(*) FROM (%s) x',
+        (SELECT string_agg(format('SELECT FROM @extschema@.lane_%s_hint', l), ' UNION ALL ') FROM unnest(p_lanes) l))
+        INTO v_rows;
     RAISE EXCEPTION USING ERRCODE = 'JQ000';
 EXCEPTION WHEN SQLSTATE 'JQ000' THEN
-    RETURN true;
+    RETURN v_rows = cardinality(p_lanes);
 WHEN internal_error OR data_corrupted OR undefined_file THEN
     RETURN false;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._can_read(regclass[]) IS 'Internal: whether sequences can be read, all of them.';
+COMMENT ON FUNCTION @extschema@._hints_can_be_read(integer[]) IS
+    'Internal: whether the hints of lanes can be read, all of them.';
 
 -- A thousand locks at once are too many.
 CREATE OR REPLACE FUNCTION @extschema@._hints_work()
@@ -30,13 +37,13 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$
 DECLARE
-    v_hints regclass[];
+    v_lanes integer[];
 BEGIN
     IF current_setting('awa.hints', true) = '@extschema@' OR pg_is_in_recovery() THEN
         RETURN true;
     END IF;
-    FOR v_hints IN SELECT array_agg(l.hint_seq) FROM @extschema@.queue_lanes l GROUP BY l.lane_id / 256 LOOP
-        IF NOT @extschema@._can_read(v_hints) THEN
+    FOR v_lanes IN SELECT array_agg(l.lane_id) FROM @extschema@.queue_lanes l GROUP BY l.lane_id / 256 LOOP
+        IF NOT @extschema@._hints_can_be_read(v_lanes) THEN
             RETURN false;
         END IF;
     END LOOP;
@@ -104,7 +111,7 @@ AS $function$
 DECLARE
     v_hint regclass := format('@extschema@.lane_%s_hint', p_lane);
 BEGIN
-    IF @extschema@._can_read(ARRAY[v_hint]) THEN
+    IF @extschema@._hints_can_be_read(ARRAY[p_lane]) THEN
         RETURN false;
     END IF;
     EXECUTE format('DROP SEQUENCE %s', v_hint);
@@ -127,7 +134,7 @@ DECLARE
 BEGIN
     IF NOT @extschema@._hints_work() THEN
         FOR v_lane IN SELECT l.lane_id FROM @extschema@.queue_lanes l ORDER BY l.lane_id LOOP
-            CONTINUE WHEN @extschema@._can_read(ARRAY[format('@extschema@.lane_%s_hint', v_lane)::regclass]);
+            CONTINUE WHEN @extschema@._hints_can_be_read(ARRAY[v_lane]);
             CONTINUE WHEN NOT pg_try_advisory_xact_lock(@extschema@._lock_key('lane', v_lane));
             v_renewed := v_renewed + @extschema@._renew_hint(v_lane)::integer;
             EXIT WHEN v_renewed = p_limit;

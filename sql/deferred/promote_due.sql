@@ -1,8 +1,12 @@
--- Moves due jobs from all buckets into the ready ring, oldest first. Rows that others change are skipped; they are
--- theirs. They go in portions, because a portion is held in memory, and what does not fit into a second waits for the
--- next round. The far leaf is left to refill.
-CREATE OR REPLACE FUNCTION @extschema@._promote_due(p_limit integer, p_now timestamptz)
-RETURNS bigint
+-- The oldest due jobs, locked: those that wait for their unique key, or all others. So many, of so many bytes, because
+-- a portion is held in memory, and of so many lanes with those that the caller has: each takes locks to the end, a new
+-- one several, and more of them at once would fill the lock table.
+-- Rows that others change are skipped; they are theirs. So are those of strict_fifo lanes that producers hold: nobody
+-- must wait behind them. The far leaf is left to refill.
+CREATE OR REPLACE FUNCTION @extschema@._due_jobs(
+    p_is_waiting boolean, p_limit bigint, p_now timestamptz, p_lanes text[],
+    OUT slots integer[], OUT ids bigint[], OUT lanes text[], OUT is_full boolean)
+RETURNS record
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
@@ -12,38 +16,90 @@ SET jit = off
 AS $function$
 DECLARE
     c_portion constant bigint := 16777216;
+    c_lanes constant integer := 256;
+    -- After so many rows of held lanes the search goes on without these lanes.
+    c_skipped constant integer := 64;
+    v_due refcursor;
     v_row record;
-    v_slots integer[];
-    v_ids bigint[];
-    v_bytes bigint;
     v_held text[] := '{}'::text[];
-    v_left text[];
+    v_skipped integer;
+    v_at timestamptz := '-infinity'::timestamptz;
+    v_id bigint := 0;
+    v_bytes bigint := 0;
+BEGIN
+    slots := '{}';
+    ids := '{}';
+    lanes := p_lanes;
+    is_full := false;
+    LOOP
+        v_skipped := 0;
+        IF p_is_waiting THEN
+            OPEN v_due FOR
+                SELECT d.slot, d.job_id, d.run_at, d.queue, d.priority, d.shard, d.args,
+                       d.priority || '/' || d.shard || '/' || d.queue AS lane
+                FROM @extschema@.deferred_jobs d
+                WHERE d.run_at <= p_now AND (d.run_at, d.job_id) > (v_at, v_id) AND d.ext -> 'unique' ? 'waiting'
+                      AND d.priority || '/' || d.shard || '/' || d.queue <> ALL (v_held)
+                ORDER BY d.run_at, d.job_id FOR UPDATE SKIP LOCKED;
+        ELSE
+            OPEN v_due FOR
+                SELECT d.slot, d.job_id, d.run_at, d.queue, d.priority, d.shard, d.args,
+                       d.priority || '/' || d.shard || '/' || d.queue AS lane
+                FROM @extschema@.deferred_jobs d
+                WHERE d.slot < 16 AND d.run_at <= p_now AND (d.run_at, d.job_id) > (v_at, v_id)
+                      AND NOT coalesce(d.ext -> 'unique' ? 'waiting', false)
+                      AND d.priority || '/' || d.shard || '/' || d.queue <> ALL (v_held)
+                ORDER BY d.run_at, d.job_id FOR UPDATE SKIP LOCKED;
+        END IF;
+        WHILE v_skipped < c_skipped LOOP
+            FETCH v_due INTO v_row;
+            EXIT WHEN NOT FOUND;
+            v_at := v_row.run_at;
+            v_id := v_row.job_id;
+            IF v_row.lane <> ALL (lanes || v_held) THEN
+                EXIT WHEN cardinality(lanes) >= c_lanes;
+                IF @extschema@._try_lane(v_row.queue, v_row.priority, v_row.shard) THEN
+                    lanes := lanes || v_row.lane;
+                ELSE
+                    v_held := v_held || v_row.lane;
+                END IF;
+            END IF;
+            IF v_row.lane = ANY (v_held) THEN
+                v_skipped := v_skipped + 1;
+                CONTINUE;
+            END IF;
+            slots := slots || v_row.slot::integer;
+            ids := ids || v_row.job_id;
+            v_bytes := v_bytes + @extschema@._args_bytes(v_row.args);
+            is_full := v_bytes > c_portion;
+            EXIT WHEN is_full OR cardinality(ids) >= p_limit;
+        END LOOP;
+        CLOSE v_due;
+        EXIT WHEN v_skipped < c_skipped;
+    END LOOP;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._due_jobs(boolean, bigint, timestamptz, text[]) IS
+    'Internal: due jobs that can be promoted, locked, with their lanes; is_full when bytes were the limit.';
+
+-- Moves due jobs from all buckets into the ready ring, oldest first. What does not fit into a second waits for the next
+-- round.
+CREATE OR REPLACE FUNCTION @extschema@._promote_due(p_limit integer, p_now timestamptz)
+RETURNS bigint
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_due record;
+    v_lanes text[] := '{}'::text[];
     v_moved bigint := 0;
 BEGIN
     LOOP
-        v_slots := '{}'::integer[];
-        v_ids := '{}'::bigint[];
-        v_bytes := 0;
-        FOR v_row IN
-            SELECT d.slot, d.job_id, @extschema@._args_bytes(d.args) AS bytes
-            FROM @extschema@.deferred_jobs d
-            WHERE d.slot < 16 AND d.run_at <= p_now AND d.queue <> ALL (v_held)
-                  AND NOT coalesce(d.ext -> 'unique' ? 'waiting', false)
-            ORDER BY d.run_at, d.job_id
-            LIMIT p_limit - v_moved
-            FOR UPDATE SKIP LOCKED
-        LOOP
-            v_slots := v_slots || v_row.slot::integer;
-            v_ids := v_ids || v_row.job_id;
-            v_bytes := v_bytes + v_row.bytes;
-            EXIT WHEN v_bytes > c_portion;
-        END LOOP;
-        EXIT WHEN cardinality(v_ids) = 0;
-        v_moved := v_moved + @extschema@._promote(v_slots, v_ids, p_now);
-        -- What is still there belongs to strict_fifo lanes that producers hold: the others must not wait behind it.
-        v_left := ARRAY(SELECT DISTINCT d.queue FROM @extschema@._read_deferred(v_slots, v_ids) d);
-        EXIT WHEN v_left = '{}' AND (v_bytes <= c_portion OR clock_timestamp() > p_now + interval '1 second');
-        v_held := v_held || v_left;
+        v_due := @extschema@._due_jobs(false, p_limit - v_moved, p_now, v_lanes);
+        EXIT WHEN v_due.ids = '{}';
+        v_moved := v_moved + @extschema@._promote(v_due.slots, v_due.ids, p_now);
+        EXIT WHEN NOT v_due.is_full OR v_moved >= p_limit OR clock_timestamp() > p_now + interval '1 second';
+        v_lanes := v_due.lanes;
     END LOOP;
     RETURN v_moved;
 END

@@ -4,17 +4,14 @@ CREATE OR REPLACE FUNCTION @extschema@._waiting_for_keys(p_limit integer, p_now 
 RETURNS @extschema@._waiting_job[]
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off
-SET enable_bitmapscan = off
 AS $function$
+DECLARE
+    v_due record := @extschema@._due_jobs(true, p_limit, p_now, '{}');
 BEGIN
     RETURN ARRAY(
         SELECT ROW(d.job_id, d.ext -> 'unique')::@extschema@._waiting_job
-        FROM @extschema@.deferred_jobs d
-        WHERE d.run_at <= p_now AND d.ext -> 'unique' ? 'waiting'
-        ORDER BY d.run_at, d.job_id
-        LIMIT p_limit
-        FOR UPDATE SKIP LOCKED);
+        FROM @extschema@._read_deferred(v_due.slots, v_due.ids) d
+        ORDER BY d.run_at, d.job_id);
 END
 $function$;
 COMMENT ON FUNCTION @extschema@._waiting_for_keys(integer, timestamptz) IS

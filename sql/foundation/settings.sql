@@ -19,7 +19,8 @@ BEGIN ATOMIC
         ('claim_rotate_bytes', '4194304', 8192, 1073741824, 'bytes',
             'Size at which the current slot of the claim ring is left.'),
         ('claim_rotate_seconds', '60', 0.05, 86400, 'seconds',
-            'Age at which the current slot of the claim ring is left.'),
+            'Age at which the current slot of the claim ring is left; a fifth of attempt_evidence_seconds if that is '
+            'more, unless set.'),
         ('dlq_default', '0', 0, 1, 'boolean',
             'Whether jobs that fail go to the dead letters unless their queue says otherwise.'),
         ('dlq_retention_seconds', '2592000', 1, 315360000, 'seconds',
@@ -33,7 +34,8 @@ BEGIN ATOMIC
         ('evacuate_attempt_seconds', '60', 0, 86400, 'seconds',
             'Age from which a running attempt is moved out of a slot when slots run short.'),
         ('evacuate_max_rows', '100000', 1, 10000000, 'rows',
-         'A slot with more waiting jobs than this is left alone when slots run short.'),
+         'A slot with more waiting jobs than this is left alone when slots run short; so is a large one of which they '
+             'take more than half.'),
         ('evacuate_rows', '2000', 1, 100000, 'rows',
          'Waiting jobs moved by one evacuation step.'),
         ('failed_retention_seconds', '259200', 0, 315360000, 'seconds',
@@ -49,7 +51,8 @@ BEGIN ATOMIC
         ('queue_rotate_bytes', '134217728', 8192, 17179869184, 'bytes',
             'Size at which the current slot of the queue ring is left.'),
         ('queue_rotate_seconds', '6000', 0.05, 86400, 'seconds',
-            'Age at which the current slot of the queue ring is left; the terminal retention if less, 15 s or more.'),
+            'Age at which the current slot of the queue ring is left; a thirteenth of the terminal retention if that '
+            'is more, unless set; the retention itself if less, 15 s or more.'),
         ('rescue_rows', '500', 1, 100000, 'attempts',
             'Attempts ended by one rescue step.'),
         ('ring_size_cap_bytes', '2147483648', 1048576, 1099511627776, 'bytes',

@@ -27,7 +27,59 @@ $function$;
 COMMENT ON FUNCTION @extschema@._evacuate_lane(integer, integer, bigint) IS
     'Internal: moves up to so many waiting jobs of a lane from a slot to the current one.';
 
--- All lanes of a slot, or nothing when more waits there than moving is worth: then the queue ring grows instead.
+-- About how much waits in a slot, counted up to p_most jobs.
+CREATE OR REPLACE FUNCTION @extschema@._waiting_in_slot(
+    p_slot integer, p_lanes integer[], p_most bigint, OUT row_count bigint, OUT bytes bigint)
+RETURNS record
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
+SET jit = off
+AS $function$
+DECLARE
+    -- What a row takes beside its args and options, index included.
+    c_row constant integer := 80;
+BEGIN
+    EXECUTE format($query$
+        SELECT count(*), coalesce(sum(w.bytes), 0)
+        FROM (SELECT $3 + pg_column_size(r.args) + coalesce(pg_column_size(r.ext), 0) AS bytes
+              FROM unnest($1) e, LATERAL unnest(@extschema@._unclaimed_set(e)) g, @extschema@.ready_entries_%1$s r
+              WHERE r."position" >= lower(g) AND r."position" < upper(g)
+                AND NOT EXISTS (SELECT FROM @extschema@.ready_tombstones_%1$s t WHERE t."position" = r."position")
+              LIMIT $2) w
+        $query$, p_slot) INTO row_count, bytes
+        USING ARRAY(SELECT n FROM @extschema@._newest_emissions(p_lanes) n), p_most, c_row;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._waiting_in_slot(integer, integer[], bigint) IS
+    'Internal: waiting jobs of some lanes in a slot and about how many bytes they take.';
+
+-- Moving is worth its while only where it frees more than it writes: else waiting jobs that fill the ring would go
+-- round in it for ever. A small slot goes in any case, so that few jobs do not keep many slots.
+CREATE OR REPLACE FUNCTION @extschema@._too_much_waits(p_slot integer, p_lanes integer[])
+RETURNS boolean
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    c_small constant bigint := 262144;
+    v_most bigint := @extschema@._setting('evacuate_max_rows');
+    v_waiting record := @extschema@._waiting_in_slot(p_slot, p_lanes, v_most + 1);
+    v_bytes bigint := @extschema@._slot_bytes('queue', p_slot);
+BEGIN
+    RETURN v_waiting.row_count > v_most
+        OR (v_waiting.bytes * 2 > v_bytes
+            AND v_bytes > greatest(c_small, least(@extschema@._setting('queue_rotate_bytes') / 2,
+                                                  @extschema@._setting('ring_size_cap_bytes') / 32)));
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._too_much_waits(integer, integer[]) IS
+    'Internal: whether moving the waiting jobs of a slot costs more than the slot is worth.';
+
+-- A lane in use waits for the next round, and so do those beyond a few hundred: each takes two locks to the end.
 CREATE OR REPLACE FUNCTION @extschema@._evacuate_lanes(
     p_slot integer, p_limit bigint, OUT outcome text, OUT moved bigint)
 RETURNS record
@@ -35,18 +87,16 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$
 DECLARE
+    c_lanes constant integer := 256;
     v_lane integer;
-    v_left bigint := @extschema@._setting('evacuate_max_rows') + 1;
+    v_lanes integer[] := ARRAY(SELECT l FROM @extschema@._waiting_lanes_in_slot(p_slot, NULL) l);
 BEGIN
     moved := 0;
-    FOR v_lane IN SELECT l FROM @extschema@._lanes_in_slot(p_slot) l LOOP
-        v_left := v_left - @extschema@._count_waiting(p_slot, v_lane, v_left);
-        IF v_left <= 0 THEN
-            outcome := 'too_many';
-            RETURN;
-        END IF;
-    END LOOP;
-    FOR v_lane IN SELECT l FROM @extschema@._lanes_in_slot(p_slot) l LOOP
+    IF @extschema@._too_much_waits(p_slot, v_lanes) THEN
+        outcome := 'too_many';
+        RETURN;
+    END IF;
+    FOREACH v_lane IN ARRAY v_lanes[:c_lanes] LOOP
         CONTINUE WHEN NOT pg_try_advisory_xact_lock(@extschema@._lock_key('lane', v_lane))
             OR NOT pg_try_advisory_xact_lock(@extschema@._lock_key('mutation', v_lane));
         moved := moved + @extschema@._evacuate_lane(p_slot, v_lane, p_limit - moved);
@@ -116,6 +166,9 @@ DECLARE
     v_before bigint;
     v_slot integer;
     v_reason text;
+    v_left integer := 0;
+    -- In time for prune, which releases a slot so long before its history may go.
+    v_soon timestamptz := p_now + @extschema@._setting_interval('dump_lock_seconds');
 BEGIN
     PERFORM @extschema@._require_read_committed();
     moved := 0;
@@ -127,6 +180,9 @@ BEGIN
                       WHERE r.generation < v_before
                         AND NOT @extschema@._slot_is_empty(v_ring, r.slot)
                       ORDER BY r.generation LOOP
+            -- What history keeps anyway need not be looked at. Nor need all that is left alone be counted again each
+            -- round: after two of these the others take turns.
+            CONTINUE WHEN (v_left >= 2 AND random() < 0.9) OR @extschema@._slot_is_retained(v_ring, v_slot, v_soon);
             v_reason := @extschema@._slot_blocker(v_ring, v_slot) ->> 'reason';
             IF v_reason = 'unclaimed' THEN
                 SELECT e.outcome, e.moved INTO outcome, moved FROM @extschema@._evacuate_lanes(v_slot, p_limit) e;
@@ -139,6 +195,8 @@ BEGIN
             detail := jsonb_build_object('ring', v_ring, 'slot', v_slot);
             IF moved > 0 THEN
                 RETURN;
+            ELSIF outcome = 'too_many' THEN
+                v_left := v_left + 1;
             END IF;
         END LOOP;
     END LOOP;

@@ -34,38 +34,37 @@ END
 $function$;
 COMMENT ON FUNCTION @extschema@._lanes_in_slot(integer) IS 'Internal: lanes that have rows in a slot.';
 
--- Waiting rows of a lane in a slot, counted up to p_most.
-CREATE OR REPLACE FUNCTION @extschema@._count_waiting(p_slot integer, p_lane integer, p_most bigint)
-RETURNS bigint
+-- One statement for all lanes of a slot: with hundreds of queues one for each would take seconds a round.
+CREATE OR REPLACE FUNCTION @extschema@._waiting_lanes_in_slot(p_slot integer, p_limit integer)
+RETURNS SETOF integer
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET enable_sort = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
+SET jit = off
 AS $function$
 BEGIN
-    RETURN coalesce(cardinality((@extschema@._see_leaf(
-        p_slot, @extschema@._unclaimed_set(@extschema@._newest_emission(p_lane)), p_most::integer, false
-        )).positions), 0);
+    RETURN QUERY EXECUTE format($query$
+        SELECT e.lane_id
+        FROM unnest($1) e
+        WHERE EXISTS (
+            SELECT FROM unnest(@extschema@._unclaimed_set(e)) g,
+                 LATERAL (SELECT FROM @extschema@.ready_entries_%1$s r
+                          WHERE r."position" >= lower(g) AND r."position" < upper(g)
+                            AND NOT EXISTS (SELECT FROM @extschema@.ready_tombstones_%1$s t
+                                            WHERE t."position" = r."position")
+                          ORDER BY r."position" LIMIT 1) w)
+        LIMIT $2
+        $query$, p_slot)
+        USING ARRAY(SELECT n FROM @extschema@._newest_emissions(
+                        ARRAY(SELECT l FROM @extschema@._lanes_in_slot(p_slot) l)) n), p_limit;
 END
 $function$;
-COMMENT ON FUNCTION @extschema@._count_waiting(integer, integer, bigint) IS
-    'Internal: waiting jobs of a lane in a slot, up to a bound.';
-
-CREATE OR REPLACE FUNCTION @extschema@._unclaimed_lane(p_slot integer)
-RETURNS integer
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path = pg_catalog, pg_temp
-AS $function$
-DECLARE
-    v_lane integer;
-BEGIN
-    FOR v_lane IN SELECT l FROM @extschema@._lanes_in_slot(p_slot) l LOOP
-        IF @extschema@._count_waiting(p_slot, v_lane, 1) > 0 THEN
-            RETURN v_lane;
-        END IF;
-    END LOOP;
-    RETURN NULL;
-END
-$function$;
-COMMENT ON FUNCTION @extschema@._unclaimed_lane(integer) IS 'Internal: a lane with waiting jobs in a slot, or NULL.';
+COMMENT ON FUNCTION @extschema@._waiting_lanes_in_slot(integer, integer) IS
+    'Internal: up to so many lanes with waiting jobs in a slot, lowest first.';
 
 -- What keeps the rows of a slot alive; NULL when nothing does. History is not a reason here.
 CREATE OR REPLACE FUNCTION @extschema@._slot_blocker(p_ring text, p_slot integer)
@@ -84,7 +83,7 @@ BEGIN
         RETURN '{"reason": "planned"}'::jsonb;
     END IF;
     IF p_ring = 'queue' THEN
-        v_lane := @extschema@._unclaimed_lane(p_slot);
+        v_lane := (SELECT l FROM @extschema@._waiting_lanes_in_slot(p_slot, 1) l);
         IF v_lane IS NOT NULL THEN
             RETURN (SELECT jsonb_build_object(
                         'reason', 'unclaimed', 'queue', l.queue, 'priority', l.priority, 'shard', l.shard)

@@ -3,11 +3,17 @@
 -- leads, so a rollback anywhere is harmless.
 
 -- History that shares a slot goes together, so a slot is left after one retention at the latest. Not more often than
--- four times a minute: each TRUNCATE leaves dead rows in the catalog.
+-- four times a minute: each TRUNCATE leaves dead rows in the catalog. And where nobody says how often, no more often
+-- than the ring can hold: of its slots one is current, one is empty, and one is about to be emptied.
 CREATE OR REPLACE FUNCTION @extschema@._rotate_seconds(p_ring text)
 RETURNS numeric
 LANGUAGE sql STABLE PARALLEL SAFE
-RETURN least(@extschema@._setting(p_ring || '_rotate_seconds'),
+RETURN least(
+    coalesce((SELECT o.value::numeric FROM @extschema@.setting_overrides o WHERE o.name = p_ring || '_rotate_seconds'),
+             greatest(@extschema@._setting(p_ring || '_rotate_seconds'),
+                      @extschema@._setting(CASE p_ring WHEN 'queue' THEN 'terminal_retention_seconds'
+                                                       ELSE 'attempt_evidence_seconds' END)
+                          / (@extschema@._slot_count(p_ring) - 3))),
     CASE p_ring WHEN 'queue' THEN greatest(@extschema@._setting('terminal_retention_seconds'), 15) END);
 COMMENT ON FUNCTION @extschema@._rotate_seconds(text) IS 'Internal: age at which the current slot of a ring is left.';
 

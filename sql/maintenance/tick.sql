@@ -75,6 +75,8 @@ DECLARE
 BEGIN
     PERFORM @extschema@._require_read_committed();
     PERFORM set_config('lock_timeout', '100ms', true);
+    -- A caller that idles in this transaction must not hold the locks of its steps for long.
+    PERFORM set_config('idle_in_transaction_session_timeout', '10s', true);
     FOREACH v_step IN ARRAY v_all LOOP
         CONTINUE WHEN v_step <> ALL (p_steps);
         v_start := clock_timestamp();

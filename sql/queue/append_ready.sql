@@ -108,6 +108,25 @@ $function$;
 COMMENT ON FUNCTION @extschema@._shard_lane(text, integer, integer, boolean) IS
     'Internal: a lane, made where it is missing, with its strict_fifo lock if wanted.';
 
+-- A lane that is not there yet can be had: it is made on the way.
+CREATE OR REPLACE FUNCTION @extschema@._try_lane(p_queue text, p_priority integer, p_shard integer)
+RETURNS boolean
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_lane integer;
+BEGIN
+    IF NOT (@extschema@._queue_options(p_queue)).strict_fifo THEN
+        RETURN true;
+    END IF;
+    v_lane := (@extschema@._find_lane(p_queue, p_priority, p_shard)).lane_id;
+    RETURN v_lane IS NULL OR pg_try_advisory_xact_lock(@extschema@._lock_key('fifo', v_lane));
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._try_lane(text, integer, integer) IS
+    'Internal: takes the strict_fifo lock of a lane if its queue wants one; false where a producer holds it.';
+
 -- Jobs of any lanes, new (job_id NULL) or re-entering, in the order of the array. Lanes are taken in sorted order.
 -- Returns the ordinal and id of each job appended; a job whose lane cannot be had is left out. A
 -- caller that never waits gets a sibling of a lane that another transaction is making, and is refused

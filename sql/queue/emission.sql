@@ -62,6 +62,54 @@ $create$);
 COMMENT ON FUNCTION @extschema@._newest_emission(integer) IS
     'Internal: the claim cursor of a lane: newest emission row or checkpoint.';
 
+-- The same for many lanes at once, in one statement per slot: maintenance asks for all lanes of a slot. VOLATILE for
+-- the same reason, and slots are read in the same order. Who reads an older row takes more for unclaimed than is.
+CREATE OR REPLACE FUNCTION @extschema@._newest_emissions(p_lanes integer[])
+RETURNS SETOF @extschema@.queue_claim_heads
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET jit = off
+AS $function$
+DECLARE
+    v_slot integer;
+    v_missing integer[] := p_lanes;
+    v_found @extschema@.queue_claim_heads[] := '{}'::@extschema@.queue_claim_heads[];
+    v_more @extschema@.queue_claim_heads[];
+BEGIN
+    FOR v_slot IN SELECT s.slot FROM @extschema@._ring_slots('queue') s ORDER BY s.generation DESC LOOP
+        EXIT WHEN v_missing = '{}';
+        CONTINUE WHEN NOT @extschema@._leaf_in_use('ready_claim_attempt_batches', v_slot);
+        EXECUTE format($query$
+            SELECT array_agg(ROW(l.lane_id, e.claim_no, e.cursor, e.low, e.horizon, e.gaps_old, e.gaps_new,
+                                 e.held)::@extschema@.queue_claim_heads)
+            FROM unnest($1) l (lane_id),
+                 LATERAL (SELECT x.* FROM @extschema@.ready_claim_attempt_batches_%s x
+                          WHERE x.claim_no > @extschema@._lane_base(l.lane_id)
+                            AND x.claim_no < @extschema@._lane_base(l.lane_id + 1)
+                          ORDER BY x.claim_no DESC LIMIT 1) e
+            $query$, v_slot) INTO v_more USING v_missing;
+        CONTINUE WHEN v_more IS NULL;
+        v_found := v_found || v_more;
+        v_missing := ARRAY(SELECT m FROM unnest(v_missing) m EXCEPT SELECT f.lane_id FROM unnest(v_more) f);
+    END LOOP;
+    RETURN QUERY
+    SELECT DISTINCT ON (l.lane_id) l.lane_id, coalesce(e.claim_no, b.base), coalesce(e.cursor, b.base),
+           coalesce(e.low, 0), e.horizon, coalesce(e.gaps_old, '{}'), coalesce(e.gaps_new, '{}'),
+           coalesce(e.held, '{}')
+    FROM unnest(p_lanes) l (lane_id)
+    CROSS JOIN LATERAL (SELECT @extschema@._lane_base(l.lane_id) AS base) b
+    LEFT JOIN (SELECT f.* FROM unnest(v_found) f
+               UNION ALL
+               SELECT h.* FROM @extschema@.queue_claim_heads h WHERE h.lane_id = ANY (p_lanes)) e
+        ON e.lane_id = l.lane_id
+    ORDER BY l.lane_id, e.claim_no DESC NULLS LAST;
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._newest_emissions(integer[]) IS
+    'Internal: the claim cursors of some lanes, one row each, by lane.';
+
 -- For counting: the cursor as one snapshot shows it. The caller holds the leaves, so that none is emptied meanwhile.
 CREATE OR REPLACE FUNCTION @extschema@._emission_in_snapshot(p_lane integer)
 RETURNS @extschema@.queue_claim_heads

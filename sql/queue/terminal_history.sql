@@ -129,27 +129,36 @@ $function$;
 COMMENT ON FUNCTION @extschema@._newest_terminal_at(integer) IS 'Internal: when the last job of a slot ended.';
 
 -- Failed jobs outlive their slot: they can be looked at, and tried again, for failed_retention_seconds. They are copied
--- some time before it is emptied; until then the row in the slot is the one that counts.
+-- some time before it is emptied; until then the row in the slot is the one that counts. Bodies are read in one
+-- go: a slot may be full of failed jobs.
 CREATE OR REPLACE FUNCTION @extschema@._keep_failed(p_slot integer, p_now timestamptz)
 RETURNS bigint
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
+SET enable_nestloop = off
+SET enable_mergejoin = off
+SET jit = off
 AS $function$
 DECLARE
     v_kept bigint;
 BEGIN
     EXECUTE format($query$
+        WITH failed AS MATERIALIZED (
+            SELECT d.*
+            FROM @extschema@.done_entries_%1$s d
+            WHERE d.state = 'failed' AND d.finalized_at > $1 AND NOT d.is_undo
+              AND NOT EXISTS (SELECT FROM @extschema@.done_entries_%1$s u
+                              WHERE u.job_id = d.job_id AND u.run_lease = d.run_lease
+                                AND u.finalized_at = d.finalized_at AND u.is_undo)
+              AND coalesce((SELECT f.run_lease < d.run_lease FROM @extschema@.failed_entries f
+                            WHERE f.job_id = d.job_id), true))
         INSERT INTO @extschema@.failed_entries AS f
             (job_id, run_lease, finalized_at, attempted_at, attempt, queue, body, detail)
         SELECT d.job_id, d.run_lease, d.finalized_at, d.attempted_at, d.attempt, d.queue,
                coalesce(d.body, @extschema@._done_body(r.job)), d.detail
-        FROM @extschema@.done_entries_%1$s d
-        LEFT JOIN LATERAL @extschema@._read_ready(
-            CASE WHEN d.body IS NULL THEN %1$s END, ARRAY[d."position"]) r ON true
-        WHERE d.state = 'failed' AND d.finalized_at > $1 AND NOT d.is_undo
-          AND NOT EXISTS (SELECT FROM @extschema@.done_entries_%1$s u
-                          WHERE u.job_id = d.job_id AND u.run_lease = d.run_lease
-                            AND u.finalized_at = d.finalized_at AND u.is_undo)
+        FROM failed d
+        LEFT JOIN @extschema@._read_ready(
+            %1$s, ARRAY(SELECT b."position" FROM failed b WHERE b.body IS NULL)) r ON r."position" = d."position"
         ON CONFLICT (job_id) DO UPDATE
         SET run_lease = excluded.run_lease, finalized_at = excluded.finalized_at,
             attempted_at = excluded.attempted_at, attempt = excluded.attempt, body = excluded.body,

@@ -53,5 +53,7 @@ DROP FUNCTION @extschema@._close_types();
 DROP FUNCTION @extschema@._cancel_running(bigint, integer, text, timestamptz);
 DROP FUNCTION @extschema@._slot_holder(text, integer, timestamptz);
 DROP FUNCTION @extschema@._deferred_status(timestamptz);
+DROP FUNCTION @extschema@._count_waiting(integer, integer, bigint);
+DROP FUNCTION @extschema@._unclaimed_lane(integer);
 
 \ir end.sql

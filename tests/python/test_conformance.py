@@ -237,7 +237,7 @@ def test_the_example_workers_retry_what_has_a_refused_outcome(
             }[name]
             env = environment(pg_bin) | {"AWA_DSN": url_of(database), "AWA_QUEUE": name}
             worker = stack.enter_context(subprocess.Popen(command, env=env, cwd=tmp_path))
-            stack.callback(worker.terminate)
+            stack.callback(worker.kill)  # one that is broken ends by nothing else
         for job_id in fine:
             assert client.wait(job_id, timeout=20).state == "completed"
         for job_id in bad:

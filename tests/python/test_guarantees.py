@@ -99,7 +99,7 @@ def test_g1_a_job_that_commits_late_outlives_rotations_and_prunes(
     assert [attempt.job_id for attempt in claim_all(conn)] == [job_id]
 
 
-# Broken by a prune that does not ask for waiting jobs (_unclaimed_lane, "IF v_waits" never true).
+# Broken by a prune that does not ask for waiting jobs (_waiting_lanes_in_slot).
 def test_g1_jobs_that_wait_outlive_rotations_and_prunes(conn: psycopg.Connection) -> None:
     waiting = insert_many(conn, 3, "quiet")
     for _ in range(20):

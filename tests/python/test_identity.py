@@ -82,8 +82,10 @@ def test_maintenance_does_not_wait_for_a_lane_to_verify(
     database: Database, conn: psycopg.Connection
 ) -> None:
     insert(conn)
+    # Only a lane that must be repaired is waited for.
+    conn.execute("SELECT setval('awa.lane_1_hint', (awa.insert_job('k')).job_id + 9)")
     with open_transaction(database) as claimer:
-        claimer.execute("SELECT FROM awa.claim_ready_runtime('default', 1, gen_random_uuid())")
+        claimer.execute("SELECT awa._wait_for_lane(1)")
         assert tick(conn)["verify"] == "locked"
     assert tick(conn)["verify"] == "done"
     assert verified(conn) == ("done", 0)

@@ -501,7 +501,9 @@ def instances_calls(s: Server, o: Observed) -> None:
 def evacuate_calls(s: Server, o: Observed) -> None:
     queue = s.queue()
     set_settings(s.conn, ring_size_cap_bytes=1048576, evacuate_attempt_seconds=0, evacuate_rows=10)
-    insert_many(s.conn, 10000, queue)
+    insert_many(s.conn, 10000, "done")
+    complete(s.conn, claim_all(s.conn, "done", 1000))
+    insert_many(s.conn, 1000, queue)
     rotate(s.conn)
     s.step(o, "evacuate")
     claim_all(s.conn, queue, 1000)

@@ -121,6 +121,7 @@ OPERANDS = {
     "awa._lane_base(v_id) + 1",
     "awa._lane_base(v_id + 1) - 1",
     "format('', p_slot)::regclass",
+    "(SELECT string_agg(format('', l), '') FROM unnest(p_lanes) l)",
     "CASE p_ring WHEN '' THEN '' WHEN '' THEN '' ELSE '' END || p_slot",
     "(SELECT string_agg('' || t.name || '' || p_slot, '' ORDER BY t.o)"
     " FROM unnest(awa._ring_tables(p_ring)) WITH ORDINALITY t (name, o))",

@@ -48,8 +48,10 @@ OLD_COMMIT = "86c4d7f"  # its client
 GONE = {
     "awa._cancel_running(bigint,integer,text,timestamp with time zone)",
     "awa._close_types()",
+    "awa._count_waiting(integer,integer,bigint)",
     "awa._deferred_status(timestamp with time zone)",
     "awa._slot_holder(text,integer,timestamp with time zone)",
+    "awa._unclaimed_lane(integer)",
 }
 # Sequences that only maintenance reads.
 CLOCKS = ("_released", "_taken", "_look", "_until", "_clock")

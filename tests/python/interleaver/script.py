@@ -82,8 +82,9 @@ TEST_BUILD = (
     Edit("_tick", "'100ms'", f"'{LOCK_TIMEOUT}'"),
     Edit("_sample_claims", "uuid_send(gen_random_uuid())", "''::bytea"),
     Edit("_claim_ready", "'10s'", "'0'"),
+    Edit("_tick", "'10s'", "'0'"),
     Edit("_rescuable", "p_deadline_at < p_now", "p_deadline_at IS NOT NULL"),
-    Edit("_promote_due", "d.run_at <= p_now", "d.run_at < 'infinity'"),
+    Edit("_due_jobs", "d.slot < 16 AND d.run_at <= p_now", "d.slot < 16 AND d.run_at < 'infinity'"),
     # Deferred jobs: any leaf, all of them due, and each leaf ready to be emptied.
     Edit("_defer", "@extschema@._deferred_slot(c.run_at, v_now)", "(c.id % 17)::smallint"),
     Edit(

@@ -45,7 +45,11 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
         Edit("_detect_dead_instances", "i.suspect_at <= p_now - v_beat", "false"),
     ),
     "a promotion does not look at the time": (
-        Edit("_promote_due", "d.run_at <= p_now", "d.run_at < 'infinity'"),
+        Edit(
+            "_due_jobs",
+            "d.slot < 16 AND d.run_at <= p_now",
+            "d.slot < 16 AND d.run_at < 'infinity'",
+        ),
     ),
     "a job comes back without asking for its key": (
         Edit("_keep_key", "IF v_state IS NULL OR", "IF true OR"),

@@ -31,7 +31,9 @@ WHERE j.queue = 'held' AND j.state = 'available' \gset
 CALL test.turn(13);
 SELECT is((SELECT r.blocked_by FROM awa.ring_status() r WHERE r.ring = 'queue' AND r.slot = :home), 'unclaimed',
     'a paused queue keeps its slot');
-SELECT awa.set_setting('evacuate_max_rows', '5') \g /dev/null
+SELECT awa.set_setting('terminal_retention_seconds', '3600') \g /dev/null
+SELECT is((test.report('evacuate')).outcome, 'nothing', 'what keeps a slot beside its history stays with it');
+SELECT awa.set_setting('terminal_retention_seconds', '0'), awa.set_setting('evacuate_max_rows', '5') \g /dev/null
 SELECT is((test.report('evacuate')).outcome, 'too_many', 'a slot with many waiting jobs is left alone');
 SELECT awa.set_setting('evacuate_max_rows', NULL), awa.set_setting('evacuate_rows', '7') \g /dev/null
 SELECT results_eq($$ SELECT t.outcome, t.rows FROM test.report('evacuate') t $$, $$ VALUES ('moved', 7::bigint) $$,
@@ -52,6 +54,22 @@ SELECT is((SELECT array_agg(c.job_id - :first) FROM test.held c), ARRAY(SELECT g
     'moved jobs are claimed once, in their order');
 SELECT is((awa.queue_counts('held')).available, 0::bigint, 'and nothing is left');
 SELECT awa.complete_jobs(test.worker(1), h.claim_slot, h.batch_id, ARRAY[h.position]) FROM test.held h \g /dev/null
+
+-- What waits in a large slot moves only where that frees more than it writes: else it would go round in the ring for ever.
+SELECT awa.pause_queue('big'), awa.insert_many('k', array_agg(b.args), 'big')
+FROM (SELECT jsonb_agg(md5(g::text || h)) AS args FROM generate_series(1, 60) g, generate_series(1, 250) h GROUP BY g) b \g /dev/null
+SELECT (awa._find_ready(min(j.job_id))).slot AS home FROM awa.jobs j WHERE j.queue = 'big' \gset
+CALL test.turn(1);
+SELECT results_eq($$ SELECT t.outcome, t.rows, (t.detail ->> 'slot')::integer FROM test.report('evacuate') t $$,
+    format('VALUES (%L, 0::bigint, %s)', 'too_many', :home), 'jobs that take more than half of a large slot are left');
+SELECT results_eq($$ SELECT r.blocked_by, r.detail ->> 'queue' FROM awa.ring_status() r WHERE r.ring = 'queue' AND r.blocked_by = 'unclaimed' $$,
+    $$ VALUES ('unclaimed', 'big') $$, 'the slot is named');
+SELECT count(awa.cancel_job(j.job_id)) FROM (SELECT j.job_id FROM awa.jobs j WHERE j.queue = 'big' ORDER BY 1 LIMIT 40) j \g /dev/null
+DO $$ BEGIN FOR i IN 1 .. 3 LOOP PERFORM awa.tick('{"steps": ["evacuate"]}'); END LOOP; END $$;
+SELECT isnt((SELECT f.slot FROM awa._find_ready((SELECT max(j.job_id) FROM awa.jobs j WHERE j.queue = 'big')) f WHERE NOT f.is_dead), :home,
+    'less than half moves');
+SELECT is((awa.queue_counts('big')).available, 20::bigint, 'all that is left');
+SELECT awa.cancel_job(j.job_id) FROM awa.jobs j WHERE j.queue = 'big' AND j.state = 'available' \g /dev/null
 
 -- Attempts that run for long keep neither the slot of their receipt nor that of their body.
 SELECT awa.set_setting('claim_rotate_seconds', '0.05'), awa.set_setting('claim_rotate_bytes', '8192'),

@@ -3,13 +3,20 @@
 SELECT * FROM no_plan();
 
 -- The ring is left in time for its history to go.
-SELECT is(awa._rotate_seconds('queue'), 6000::numeric, 'a day of history is cut into sixteen slots');
+SELECT is(round(awa._rotate_seconds('queue')), 6646::numeric, 'a day of history is cut into thirteen slots, of sixteen');
+SELECT awa.set_setting('terminal_retention_seconds', '604800') \g /dev/null
+SELECT is(round(awa._rotate_seconds('queue')), 46523::numeric, 'and so is a week, or the ring were full after a day');
 SELECT awa.set_setting('terminal_retention_seconds', '30') \g /dev/null
 SELECT is(awa._rotate_seconds('queue'), 30::numeric, 'thirty seconds of history need a turn every thirty seconds');
 SELECT awa.set_setting('terminal_retention_seconds', '0') \g /dev/null
 SELECT is(awa._rotate_seconds('queue'), 15::numeric, 'but the catalog pays for each');
-SELECT is(awa._rotate_seconds('claim'), 60::numeric, 'receipts are no history');
+SELECT is(awa._rotate_seconds('claim'), 120::numeric, 'ten minutes of receipts are cut into five slots, of eight');
+SELECT awa.set_setting('attempt_evidence_seconds', '30') \g /dev/null
+SELECT is(awa._rotate_seconds('claim'), 60::numeric, 'short ones need not be left more often than by default');
+SELECT awa.set_setting('attempt_evidence_seconds', NULL), awa.set_setting('claim_rotate_seconds', '60') \g /dev/null
+SELECT is(awa._rotate_seconds('claim'), 60::numeric, 'who says how often has it so');
 SELECT awa.set_setting('queue_rotate_seconds', '0.05'), awa.set_setting('terminal_retention_seconds', '60') \g /dev/null
+SELECT is(awa._rotate_seconds('queue'), 0.05, 'in either ring');
 
 -- Failed jobs outlive their slot.
 SELECT test.start('q', '{"tags": ["a"]}') AS failed, test.start('q') AS done \gset
@@ -47,5 +54,17 @@ SELECT is(awa._expire_failed(10, now() + interval '71 hours'), 0::bigint, 'it st
 SELECT is(awa._expire_failed(10, now() + interval '73 hours'), 1::bigint, 'for three days');
 SELECT is(test.state(:'failed'::jsonb), 'pruned', 'and is pruned then');
 SELECT results_eq($$ SELECT c.* FROM awa.queue_counts('q') c $$, $$ SELECT c.* FROM test.counts c $$, 'but counted');
+
+-- A slot may be full of failed jobs, so they are copied in one go, and once.
+SELECT test.finish(test.start('many', jsonb_build_object('tags', jsonb_build_array(g::text))), 'fail', '{"error": "no"}') FROM generate_series(1, 5) g \g /dev/null
+SELECT s.last_value % 64 AS slot FROM awa.queue_ring s \gset
+SET track_functions = 'all';
+BEGIN;
+SELECT is(awa._keep_failed(:slot, now()), 5::bigint, 'failed jobs are copied');
+SELECT is((SELECT f.calls FROM pg_stat_xact_user_functions f WHERE f.funcname = '_read_ready'), 1::bigint, 'their bodies with one look');
+SELECT is((SELECT count(DISTINCT f.body -> 'ext' -> 'tags') FROM awa.failed_entries f), 5::bigint, 'each with its own');
+SELECT is(awa._keep_failed(:slot, now()), 0::bigint, 'and not again');
+SELECT is((SELECT f.calls FROM pg_stat_xact_user_functions f WHERE f.funcname = '_done_body'), 5::bigint, 'nor is any body made again');
+COMMIT;
 
 SELECT * FROM finish();

@@ -41,7 +41,9 @@ BEGIN;
 SET LOCAL lock_timeout = '7s';
 SELECT count(*) FROM awa.tick() \g /dev/null
 SELECT is(current_setting('lock_timeout'), '7s', 'a tick leaves the lock_timeout of its caller as it was');
+SELECT is(current_setting('idle_in_transaction_session_timeout'), '10s', 'who idles after it has its locks for ten seconds');
 COMMIT;
+SELECT is(current_setting('idle_in_transaction_session_timeout'), '0', 'in this transaction only');
 
 -- Hints that lead are lowered.
 SELECT format('%s', l.hint_seq) AS hint FROM awa.queue_lanes l WHERE l.queue = 'q' LIMIT 1 \gset
