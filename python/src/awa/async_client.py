@@ -24,7 +24,6 @@ from .client import (
     WAIT_FIRST,
     WAIT_GROWTH,
     WAIT_MOST,
-    WAIT_PRUNED,
     row_factory,
 )
 from .errors import SerializationFailure, translated
@@ -489,18 +488,15 @@ class AsyncClient:
         """
         deadline = None if timeout is None else time.monotonic() + as_seconds(timeout, "timeout")
         pause = WAIT_FIRST
-        pruned = 0
         while True:
             try:
                 info = await self.job(job_id, conn=conn)
             except SerializationFailure:
                 state = "not committed"
             else:
-                state = info.state
-                # Also the answer while the insert of a deferred job is open: it must last a moment.
-                pruned = pruned + 1 if state == "pruned" else 0
-                if info.is_terminal and pruned in (0, WAIT_PRUNED):
+                if info.is_terminal:
                     return info
+                state = info.state
             if deadline is not None:
                 left = deadline - time.monotonic()
                 if left <= 0:

@@ -30,7 +30,6 @@ READ_COMMITTED = "read committed"
 WAIT_FIRST = 0.01
 WAIT_GROWTH = 1.5
 WAIT_MOST = 1.0
-WAIT_PRUNED = 5
 
 
 class Client:
@@ -472,18 +471,15 @@ class Client:
         """
         deadline = None if timeout is None else time.monotonic() + as_seconds(timeout, "timeout")
         pause = WAIT_FIRST
-        pruned = 0
         while True:
             try:
                 info = self.job(job_id, conn=conn)
             except SerializationFailure:
                 state = "not committed"
             else:
-                state = info.state
-                # Also the answer while the insert of a deferred job is open: it must last a moment.
-                pruned = pruned + 1 if state == "pruned" else 0
-                if info.is_terminal and pruned in (0, WAIT_PRUNED):
+                if info.is_terminal:
                     return info
+                state = info.state
             if deadline is not None:
                 left = deadline - time.monotonic()
                 if left <= 0:
