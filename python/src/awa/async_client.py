@@ -17,6 +17,7 @@ from psycopg_pool import AsyncConnectionPool
 from . import _calls, _loads, models
 from ._adapters import AsyncCallerConnection, fetch_async, is_async_foreign, portion_size
 from ._calls import NO_ARGS, Call, Options
+from ._codec import JsonLoader
 from ._pooler import PREPARED_ELSEWHERE, Preparing, is_pooled
 from .client import (
     ASK_CONNECTION,
@@ -529,6 +530,7 @@ class AsyncClient:
                 self._connection(given) as connection,
                 connection.cursor(row_factory=row_factory(call)) as cursor,
             ):
+                cursor.adapters.register_loader("jsonb", JsonLoader)
                 try:
                     await cursor.execute(call.sql.encode(), call.params)
                 except PREPARED_ELSEWHERE as error:

@@ -17,6 +17,7 @@ from psycopg_pool import ConnectionPool
 from . import _calls, _loads, models
 from ._adapters import CallerConnection, fetch, is_foreign, portion_size
 from ._calls import NO_ARGS, Call, Options
+from ._codec import JsonLoader
 from ._pooler import PREPARED_ELSEWHERE, Preparing, is_pooled
 from .errors import SerializationFailure, translated
 from .models import Json
@@ -507,6 +508,7 @@ class Client:
             self._connection(given) as connection,
             connection.cursor(row_factory=row_factory(call)) as cursor,
         ):
+            cursor.adapters.register_loader("jsonb", JsonLoader)
             try:
                 cursor.execute(call.sql.encode(), call.params)
             except PREPARED_ELSEWHERE as error:
