@@ -286,9 +286,10 @@ SET search_path = pg_catalog, pg_temp
 AS $function$
 BEGIN
     PERFORM @extschema@._check_options('job', p_item, '{kind,args,queue,priority,max_attempts,run_at,opts}');
-    IF jsonb_typeof(coalesce(p_item -> 'kind', '""')) <> 'string'
-       OR jsonb_typeof(coalesce(p_item -> 'queue', '""')) <> 'string' THEN
-        PERFORM @extschema@._refuse('22023', 'fields "kind" and "queue" must be strings', 'Correct them.');
+    IF jsonb_typeof(coalesce(p_item -> 'kind', '""')) <> 'string' THEN
+        PERFORM @extschema@._refuse('22023', 'field "kind" must be a string', 'Give a name of 1 to 200 characters.');
+    ELSIF jsonb_typeof(coalesce(p_item -> 'queue', '""')) <> 'string' THEN
+        PERFORM @extschema@._refuse('22023', 'field "queue" must be a string', 'Give a name, or leave it out.');
     END IF;
     RETURN @extschema@._checked_job(
         p_item ->> 'kind', coalesce(p_item -> 'args', '{}'), coalesce(p_item ->> 'queue', 'default'),

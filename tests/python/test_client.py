@@ -341,6 +341,8 @@ def test_a_load_of_many_jobs(client: awa.Client) -> None:
         ({"kind": "k", "run_at": datetime(2400, 1, 1)}, awa.InvalidArgument, "has no time zone"),
         ({"kind": "k", "priority": 9}, awa.LimitExceeded, 'row 2: field "priority" is 9'),
         ({"queue": "q"}, awa.InvalidArgument, 'row 2: field "kind" must not be empty'),
+        ({"kind": None}, awa.InvalidArgument, r"jobs\[1\].kind must be a string"),
+        ({"kind": "k", "queue": None}, awa.InvalidArgument, r"jobs\[1\].queue must be a string"),
     ],
 )
 def test_a_load_with_a_bad_job_enqueues_nothing(
