@@ -50,14 +50,14 @@ RETURN CASE WHEN pg_column_compression(p_args) IS NULL THEN pg_column_size(p_arg
             ELSE octet_length(p_args::text) END;
 COMMENT ON FUNCTION @extschema@._args_bytes(jsonb) IS 'Internal: about how many bytes args have once they are read.';
 
--- Writing args as text takes a tenth of what storing a small job does. In 136 bytes there is room for seven numbers
--- such as 1e131071, whose text is as long as numbers get: less than the default limit.
+-- Writing args as text takes a twentieth of what storing many small jobs does. In 136 bytes there is room for seven
+-- numbers such as 1e131071, whose text is as long as numbers get: less than 1 MiB.
 CREATE OR REPLACE FUNCTION @extschema@._are_small_args(p_args jsonb)
 RETURNS boolean
 LANGUAGE sql STABLE PARALLEL SAFE
 RETURN pg_column_size(p_args) <= 136 OR @extschema@._is_small(p_args);
 COMMENT ON FUNCTION @extschema@._are_small_args(jsonb) IS
-    'Internal: true for args that are within the limits; otherwise look closer.';
+    'Internal: true for args that are within any limit from 1 MiB on; otherwise look closer.';
 
 CREATE OR REPLACE FUNCTION @extschema@._is_too_deep(p_value jsonb)
 RETURNS boolean
@@ -103,7 +103,7 @@ COMMENT ON FUNCTION @extschema@._is_plain_name(text) IS
 CREATE OR REPLACE FUNCTION @extschema@._is_plain_body(p_kind text, p_args jsonb)
 RETURNS boolean
 LANGUAGE sql STABLE PARALLEL SAFE
-RETURN @extschema@._is_plain_name(p_kind) AND @extschema@._are_small_args(p_args);
+RETURN @extschema@._is_plain_name(p_kind) AND @extschema@._is_small(p_args);
 COMMENT ON FUNCTION @extschema@._is_plain_body(text, jsonb) IS
     'Internal: true for a kind and args that break no limit; otherwise look closer.';
 
