@@ -79,7 +79,7 @@ BEGIN
            string_agg(r.item::text, ',' ORDER BY r.o) FILTER (WHERE r.is_held)
     INTO v_plain, v_held
     FROM (SELECT j.item || to_jsonb(v_before + j.o) AS item, j.o,
-                 coalesce(j.item -> 6 ?| '{unique,backpressure}', false) AS is_held
+                 coalesce(j.item -> 6 ->> 'unique', j.item -> 6 ->> 'backpressure') IS NOT NULL AS is_held
           FROM jsonb_array_elements(v_rows) WITH ORDINALITY j (item, o)) r;
     IF v_plain IS NOT NULL THEN
         PERFORM @extschema@._insert_rows(ARRAY[v_plain]);

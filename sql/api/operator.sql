@@ -29,8 +29,8 @@ BEGIN
 END
 $function$;
 COMMENT ON FUNCTION @extschema@.declare_queue(text, jsonb) IS
-'Declares a queue or changes its options; options not named keep their value. opts: enqueue_shards (1
-to 64), strict_fifo (producers of a lane follow each other until commit), notify (wake-ups), dlq
+'Declares a queue or changes its options; options not named keep their value, null restores the default. opts:
+enqueue_shards (1 to 64), strict_fifo (producers of a lane follow each other until commit), notify (wake-ups), dlq
 (failed jobs go to the dead letters), aging_seconds, deadline_seconds. Lowering enqueue_shards leaves
 the old lanes claimable. Errors: 22023, 23514.';
 

@@ -194,16 +194,21 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path = pg_catalog, pg_temp
 AS $function$
 DECLARE
+    c_few constant integer := 64;
+    v_has_room boolean;
     v_item record;
 BEGIN
     IF p_args IS NULL OR array_ndims(p_args) > 1 THEN
         PERFORM @extschema@._refuse('22023', 'field "args" must be a one-dimensional array',
             'Give one JSON value per job.');
     END IF;
+    -- For a few the look at the setting would cost more than it saves.
+    v_has_room := cardinality(p_args) > c_few AND @extschema@._setting('args_max_bytes') >= 1048576;
     FOR v_item IN
         SELECT a.args, a.o
         FROM unnest(p_args) WITH ORDINALITY a (args, o)
-        WHERE NOT coalesce(@extschema@._are_small_args(a.args), false)
+        WHERE NOT coalesce(CASE WHEN v_has_room THEN @extschema@._are_small_args(a.args)
+                                ELSE @extschema@._is_small(a.args) END, false)
     LOOP
         PERFORM @extschema@._check_payload(format('args[%s]', v_item.o), v_item.args, NULL);
     END LOOP;
@@ -286,9 +291,10 @@ SET search_path = pg_catalog, pg_temp
 AS $function$
 BEGIN
     PERFORM @extschema@._check_options('job', p_item, '{kind,args,queue,priority,max_attempts,run_at,opts}');
-    IF jsonb_typeof(coalesce(p_item -> 'kind', '""')) <> 'string'
-       OR jsonb_typeof(coalesce(p_item -> 'queue', '""')) <> 'string' THEN
-        PERFORM @extschema@._refuse('22023', 'fields "kind" and "queue" must be strings', 'Correct them.');
+    IF jsonb_typeof(coalesce(p_item -> 'kind', '""')) <> 'string' THEN
+        PERFORM @extschema@._refuse('22023', 'field "kind" must be a string', 'Give a name of 1 to 200 characters.');
+    ELSIF jsonb_typeof(coalesce(p_item -> 'queue', '""')) <> 'string' THEN
+        PERFORM @extschema@._refuse('22023', 'field "queue" must be a string', 'Give a name, or leave it out.');
     END IF;
     RETURN @extschema@._checked_job(
         p_item ->> 'kind', coalesce(p_item -> 'args', '{}'), coalesce(p_item ->> 'queue', 'default'),

@@ -55,6 +55,8 @@ DECLARE
     v_item jsonb;
     v_fault text;
     v_context text;
+    v_names text[];
+    v_found text[];
 BEGIN
     IF max_jobs IS NULL OR max_jobs NOT BETWEEN 1 AND 32 THEN
         RAISE EXCEPTION USING ERRCODE = '22023', HINT = 'Run 1 to 32 jobs in a transaction.',
@@ -64,9 +66,11 @@ BEGIN
             MESSAGE = 'field "opts" has no options in this version';
     END IF;
     FOREACH v_job IN ARRAY ARRAY(
-        SELECT ROW(c.*)::@extschema@.claimed_job
-        FROM @extschema@.claim_ready_runtime(queue, max_jobs, v_instance) c)
+        SELECT ROW(c.*)::@extschema@.claimed_job FROM @extschema@.claim_ready_runtime(queue, max_jobs, v_instance) c)
     LOOP
+        v_names := coalesce(v_names, 'role'::text || ARRAY(
+            SELECT s.name FROM pg_settings s WHERE s.context IN ('user', 'superuser') AND s.name <> 'temp_buffers'));
+        v_found := coalesce(v_found, ARRAY(SELECT current_setting(n) FROM unnest(v_names) n));
         v_report.claimed := v_report.claimed + 1;
         v_handler := @extschema@._sql_handler(v_job.kind);
         v_item := jsonb_build_object('job_id', v_job.job_id, 'run_lease', v_job.run_lease,
@@ -91,6 +95,10 @@ BEGIN
             EXCEPTION WHEN SQLSTATE 'JQ000' THEN
                 NULL;
             END;
+            -- What it has set, the path perhaps, is neither for the engine nor for the next function. Only temp_buffers
+            -- cannot be put back.
+            PERFORM pg_catalog.set_config(s.name, s.value, true) FROM unnest(v_names, v_found) s (name, value)
+            WHERE pg_catalog.current_setting(s.name) OPERATOR(pg_catalog.<>) s.value;
             SELECT f.reason INTO v_fault
             FROM @extschema@.finish_jobs(v_instance, jsonb_build_array(
                 v_item || jsonb_build_object('outcome', 'completed', 'result', v_result))) f

@@ -27,15 +27,19 @@ SET search_path = pg_catalog, pg_temp
 AS $function$
 DECLARE
     v_meta @extschema@.queue_meta := @extschema@._queue_options(p_queue);
-    v_shards integer;
 BEGIN
-    v_shards := @extschema@._option_integer(p_opts, 'enqueue_shards', 1, 64);
     INSERT INTO @extschema@.queue_meta AS m
         (queue, enqueue_shards, strict_fifo, notify, dlq, aging_seconds, deadline_seconds)
     VALUES (p_queue,
-        coalesce(v_shards, v_meta.enqueue_shards),
-        coalesce(@extschema@._option_boolean(p_opts, 'strict_fifo'), v_meta.strict_fifo),
-        coalesce(@extschema@._option_boolean(p_opts, 'notify'), v_meta.notify),
+        CASE WHEN p_opts ? 'enqueue_shards'
+             THEN coalesce(@extschema@._option_integer(p_opts, 'enqueue_shards', 1, 64), 1)
+             ELSE v_meta.enqueue_shards END,
+        CASE WHEN p_opts ? 'strict_fifo'
+             THEN coalesce(@extschema@._option_boolean(p_opts, 'strict_fifo'), false)
+             ELSE v_meta.strict_fifo END,
+        CASE WHEN p_opts ? 'notify'
+             THEN coalesce(@extschema@._option_boolean(p_opts, 'notify'), true)
+             ELSE v_meta.notify END,
         CASE WHEN p_opts ? 'dlq'
              THEN @extschema@._option_boolean(p_opts, 'dlq')
              ELSE v_meta.dlq END,
@@ -54,7 +58,7 @@ BEGIN
 END
 $function$;
 COMMENT ON FUNCTION @extschema@._declare_queue(text, jsonb) IS
-    'Internal: stores queue options; those not named keep their value (22023).';
+    'Internal: stores queue options; those not named keep their value, null restores the default (22023).';
 
 CREATE OR REPLACE FUNCTION @extschema@._set_paused(p_queue text, p_paused_at timestamptz)
 RETURNS boolean

@@ -123,6 +123,44 @@ $function$;
 COMMENT ON FUNCTION @extschema@._lane_may_come(integer) IS
     'Internal: whether a lane that was not seen may be about to commit, or has just done so.';
 
+-- Nobody knows who took which number. But it was taken before, so only who holds the sequence now can have it: most
+-- producers commit within a moment, and those who come later do not count.
+CREATE OR REPLACE FUNCTION @extschema@._numbers_settle(p_sequence regclass)
+RETURNS boolean
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    c_rounds constant integer := 10;
+    v_open text[] := @extschema@._open_takers(p_sequence);
+BEGIN
+    FOR v_round IN 1 .. c_rounds LOOP
+        EXIT WHEN v_open = '{}';
+        PERFORM pg_sleep(0.005);
+        v_open := ARRAY(SELECT t FROM unnest(@extschema@._open_takers(p_sequence)) t
+                        WHERE t = ANY (v_open) OR t = 'prepared');
+    END LOOP;
+    RETURN v_open = '{}';
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._numbers_settle(regclass) IS
+    'Internal: waits a moment for the transactions that have taken numbers of a sequence; whether all of them ended.';
+
+-- A transaction that is prepared gets another name, so that it cannot be followed.
+CREATE OR REPLACE FUNCTION @extschema@._open_takers(p_sequence regclass)
+RETURNS text[]
+LANGUAGE sql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+    SELECT coalesce(array_agg(CASE WHEN k.pid IS NULL THEN 'prepared' ELSE k.virtualtransaction END), '{}')
+    FROM pg_locks k
+    WHERE k.locktype = 'relation' AND k.mode = 'RowExclusiveLock' AND k.relation = p_sequence
+      AND k.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+      AND k.pid IS DISTINCT FROM pg_backend_pid()
+$function$;
+COMMENT ON FUNCTION @extschema@._open_takers(regclass) IS
+    'Internal: the other transactions in flight that have taken numbers of a sequence.';
+
 -- Not waiting and not running: what it is then.
 CREATE OR REPLACE FUNCTION @extschema@._ended_state(p_job_id bigint, p_slot integer, p_position bigint)
 RETURNS text
@@ -144,7 +182,8 @@ BEGIN
         RETURN v_done.state;
     END IF;
     IF p_job_id < @extschema@._lane_base(1) THEN
-        RETURN (SELECT 'pruned' FROM @extschema@.job_ids s WHERE s.is_called AND p_job_id BETWEEN 1 AND s.last_value);
+        RETURN (SELECT CASE WHEN @extschema@._numbers_settle('@extschema@.job_ids') THEN 'pruned' ELSE 'unsettled' END
+                FROM @extschema@.job_ids s WHERE s.is_called AND p_job_id BETWEEN 1 AND s.last_value);
     ELSIF NOT EXISTS (SELECT FROM @extschema@.queue_lanes l WHERE l.lane_id = v_lane) THEN
         RETURN CASE WHEN @extschema@._lane_may_come(v_lane) THEN 'unsettled' END;
     ELSIF p_job_id > @extschema@._lane_tail(v_lane) THEN

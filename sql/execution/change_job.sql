@@ -187,11 +187,14 @@ DECLARE
     c_options constant text[] := '{tags,metadata,deadline_seconds,keep_result,backoff}'::text[];
     v_job @extschema@._job := @extschema@._ended_job(p_job, NULL);
     v_queue text := CASE WHEN p_changes ? 'queue' THEN p_changes ->> 'queue' ELSE v_job.queue END;
-    v_priority integer := coalesce(
-        @extschema@._option_integer(p_changes, 'priority', -2147483648, 2147483647), v_job.priority);
+    v_priority integer := CASE
+        WHEN p_changes ? 'priority'
+        THEN coalesce(@extschema@._option_integer(p_changes, 'priority', -2147483648, 2147483647), 2)
+        ELSE v_job.priority END;
     v_max_attempts integer := coalesce(
-        @extschema@._option_integer(p_changes, 'max_attempts', -2147483648, 2147483647),
-        (v_job.ext ->> 'max_attempts')::integer, 25);
+        CASE WHEN p_changes ? 'max_attempts'
+             THEN @extschema@._option_integer(p_changes, 'max_attempts', -2147483648, 2147483647)
+             ELSE (v_job.ext ->> 'max_attempts')::integer END, 25);
     v_opts jsonb := (SELECT coalesce(jsonb_object_agg(o.key, o.value), '{}')
                      FROM jsonb_each(p_changes) o WHERE o.key = ANY (c_options));
 BEGIN

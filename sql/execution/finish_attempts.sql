@@ -102,7 +102,7 @@ BEGIN
             WHEN v_outcome = 'moved' THEN @extschema@._finish_lease(p_instance, v_item, p_now)
             WHEN NOT v_batch.positions @> v_item."position" OR (v_body.job).job_id IS DISTINCT FROM v_item.job_id
                  OR (v_body.job).run_lease + 1 IS DISTINCT FROM v_item.run_lease THEN 'stale'
-            WHEN v_outcome IS NOT NULL THEN @extschema@._repeat_answer(v_outcome, v_item.outcome)
+            WHEN v_outcome IS NOT NULL THEN @extschema@._closed_answer(v_outcome, v_item)
             ELSE 'done' END;
         RETURN NEXT ROW(v_item.ordinal, v_item.job_id, v_item.run_lease, v_answer, NULL)::@extschema@._finish_answer;
         CONTINUE WHEN v_answer <> 'done' OR v_outcome IS NOT NULL;
@@ -157,6 +157,24 @@ RETURN CASE WHEN p_was = p_wanted OR (p_was IN ('failed', 'dead_lettered') AND p
             THEN 'already_done' ELSE 'stale' END;
 COMMENT ON FUNCTION @extschema@._repeat_answer(@extschema@.attempt_outcome, @extschema@.attempt_outcome) IS
     'Internal: answer to a finish of a closed attempt.';
+
+-- An attempt that would have brought its job back, and lost the key, was closed as cancelled.
+CREATE OR REPLACE FUNCTION @extschema@._closed_answer(
+    p_was @extschema@.attempt_outcome, p_item @extschema@._finish_item)
+RETURNS text
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+BEGIN
+    IF p_was = 'cancelled' AND p_item.outcome IN ('retried', 'snoozed', 'released')
+       AND @extschema@._has_lost_its_key(p_item.job_id, p_item.run_lease) THEN
+        RETURN 'already_done';
+    END IF;
+    RETURN @extschema@._repeat_answer(p_was, p_item.outcome);
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._closed_answer(@extschema@.attempt_outcome, @extschema@._finish_item) IS
+    'Internal: answer to a finish of a closed attempt, also of one that was closed otherwise than it was asked to.';
 
 -- One item that cannot be stored must not hold up its batch: the items are halved until it stands alone.
 CREATE OR REPLACE FUNCTION @extschema@._finish_batch_isolated(

@@ -286,6 +286,11 @@ BEGIN
     ELSIF v_state = 'unsettled' THEN
         PERFORM @extschema@._refuse_unsettled(p_job_id);
     END IF;
+    -- It may have come between the look and the proof that nothing can come any more.
+    v_info := @extschema@._find_job(p_job_id);
+    IF v_info.job_id IS NOT NULL THEN
+        RETURN v_info;
+    END IF;
     v_info.job_id := p_job_id;
     v_info.state := 'pruned';
     v_info.pruned_at := (SELECT max(r.pruned_at) FROM @extschema@.queue_terminal_rollups r);

@@ -155,7 +155,7 @@ BEGIN
        OR v_lease.run_lease <> p_item.run_lease THEN
         RETURN 'stale';
     ELSIF v_lease.outcome IS NOT NULL THEN
-        RETURN @extschema@._repeat_answer(v_lease.outcome, p_item.outcome);
+        RETURN @extschema@._closed_answer(v_lease.outcome, p_item);
     END IF;
     PERFORM @extschema@._end_lease(v_lease, p_item.outcome, p_item.delay_seconds, p_item.error, p_item.reason,
         p_item.result, p_now);

@@ -175,6 +175,21 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN 'unique key held by job ' || p_holder;
 COMMENT ON FUNCTION @extschema@._lost_key_reason(bigint) IS 'Internal: why a job that lost its key was cancelled.';
 
+CREATE OR REPLACE FUNCTION @extschema@._has_lost_its_key(p_job_id bigint, p_run_lease bigint)
+RETURNS boolean
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    v_done @extschema@.done_entries := @extschema@._find_done(p_job_id);
+BEGIN
+    RETURN coalesce(v_done.run_lease = p_run_lease AND v_done.state = 'cancelled'
+        AND v_done.detail ->> 'reason' LIKE 'unique key held by job %', false);
+END
+$function$;
+COMMENT ON FUNCTION @extschema@._has_lost_its_key(bigint, bigint) IS
+    'Internal: whether a job was cancelled at the end of an attempt since another job holds its unique key.';
+
 CREATE OR REPLACE FUNCTION @extschema@._refuse_duplicate(p_holder bigint)
 RETURNS void
 LANGUAGE plpgsql STABLE PARALLEL SAFE

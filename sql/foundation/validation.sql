@@ -50,14 +50,14 @@ RETURN CASE WHEN pg_column_compression(p_args) IS NULL THEN pg_column_size(p_arg
             ELSE octet_length(p_args::text) END;
 COMMENT ON FUNCTION @extschema@._args_bytes(jsonb) IS 'Internal: about how many bytes args have once they are read.';
 
--- Writing args as text takes a tenth of what storing a small job does. In 136 bytes there is room for seven numbers
--- such as 1e131071, whose text is as long as numbers get: less than the default limit.
+-- Writing args as text takes a twentieth of what storing many small jobs does. In 136 bytes there is room for seven
+-- numbers such as 1e131071, whose text is as long as numbers get: less than 1 MiB.
 CREATE OR REPLACE FUNCTION @extschema@._are_small_args(p_args jsonb)
 RETURNS boolean
 LANGUAGE sql STABLE PARALLEL SAFE
 RETURN pg_column_size(p_args) <= 136 OR @extschema@._is_small(p_args);
 COMMENT ON FUNCTION @extschema@._are_small_args(jsonb) IS
-    'Internal: true for args that are within the limits; otherwise look closer.';
+    'Internal: true for args that are within any limit from 1 MiB on; otherwise look closer.';
 
 CREATE OR REPLACE FUNCTION @extschema@._is_too_deep(p_value jsonb)
 RETURNS boolean
@@ -103,7 +103,7 @@ COMMENT ON FUNCTION @extschema@._is_plain_name(text) IS
 CREATE OR REPLACE FUNCTION @extschema@._is_plain_body(p_kind text, p_args jsonb)
 RETURNS boolean
 LANGUAGE sql STABLE PARALLEL SAFE
-RETURN @extschema@._is_plain_name(p_kind) AND @extschema@._are_small_args(p_args);
+RETURN @extschema@._is_plain_name(p_kind) AND @extschema@._is_small(p_args);
 COMMENT ON FUNCTION @extschema@._is_plain_body(text, jsonb) IS
     'Internal: true for a kind and args that break no limit; otherwise look closer.';
 
@@ -151,7 +151,8 @@ $function$;
 COMMENT ON FUNCTION @extschema@._check_job(text, jsonb, text, integer, integer, timestamptz) IS
     'Internal: raises 22023 or 23514 for a field that a job cannot have.';
 
--- Keys of p_options that are not in p_known: JQ007 for those in p_later, 22023 for the rest.
+-- Keys of p_options that are not in p_known: JQ007 for those in p_later, 22023 for the rest. What is null is absent,
+-- but a misspelt name is an error all the same.
 CREATE OR REPLACE FUNCTION @extschema@._check_options(
     p_field text, p_options jsonb, p_known text[], p_later text[] DEFAULT '{}')
 RETURNS void
@@ -170,6 +171,7 @@ BEGIN
     END IF;
     FOR v_key IN SELECT k FROM jsonb_object_keys(p_options) k WHERE k <> ALL (p_known) LOOP
         IF v_key = ANY (p_later) THEN
+            CONTINUE WHEN p_options -> v_key = 'null';
             PERFORM @extschema@._refuse('JQ007', format('option "%s" is not enabled in this version', v_key),
                 'Leave the option out.');
         END IF;
@@ -299,9 +301,9 @@ BEGIN
     PERFORM @extschema@._option_number(p_policy, 'factor', 1, 100);
     PERFORM @extschema@._option_number(p_policy, 'cap_seconds', 0, 86400);
     PERFORM @extschema@._option_number(p_policy, 'jitter', 0, 1);
-    IF p_policy ? 'delays' AND (
+    IF coalesce(p_policy -> 'delays', 'null') <> 'null' AND (
         jsonb_typeof(p_policy -> 'delays') <> 'array' OR jsonb_array_length(p_policy -> 'delays') NOT BETWEEN 1 AND 100
-        OR p_policy ?| '{base_seconds,factor,cap_seconds,jitter}'
+        OR jsonb_strip_nulls(p_policy) ?| '{base_seconds,factor,cap_seconds,jitter}'
         OR EXISTS (
             SELECT FROM jsonb_array_elements(p_policy -> 'delays') d
             WHERE CASE WHEN jsonb_typeof(d) = 'number' THEN d::numeric NOT BETWEEN 0 AND 86400 ELSE true END)) THEN
@@ -371,7 +373,7 @@ BEGIN
     END IF;
     IF coalesce(p_opts -> 'backoff', 'null') <> 'null' THEN
         PERFORM @extschema@._check_backoff(p_opts -> 'backoff');
-        v_ext := v_ext || jsonb_build_object('backoff', p_opts -> 'backoff');
+        v_ext := v_ext || jsonb_build_object('backoff', jsonb_strip_nulls(p_opts -> 'backoff'));
     END IF;
     RETURN nullif(v_ext, '{}');
 END

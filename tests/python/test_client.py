@@ -10,7 +10,7 @@ import time
 import typing
 import uuid
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg
@@ -341,6 +341,8 @@ def test_a_load_of_many_jobs(client: awa.Client) -> None:
         ({"kind": "k", "run_at": datetime(2400, 1, 1)}, awa.InvalidArgument, "has no time zone"),
         ({"kind": "k", "priority": 9}, awa.LimitExceeded, 'row 2: field "priority" is 9'),
         ({"queue": "q"}, awa.InvalidArgument, 'row 2: field "kind" must not be empty'),
+        ({"kind": None}, awa.InvalidArgument, r"jobs\[1\].kind must be a string"),
+        ({"kind": "k", "queue": None}, awa.InvalidArgument, r"jobs\[1\].queue must be a string"),
     ],
 )
 def test_a_load_with_a_bad_job_enqueues_nothing(
@@ -472,6 +474,44 @@ def test_a_job_of_an_open_transaction_may_still_come_also_in_a_lane_of_its_own(
                 client.job(job_id)
         else:
             assert client.job(job_id).state == "available"
+
+
+# Broken by an _ended_state that asks nobody, by a wait() that believes it, and by _numbers_settle
+# without its rounds.
+def test_a_deferred_job_of_an_open_transaction_may_still_come(
+    database: Database, client: awa.Client
+) -> None:
+    later = datetime.now(UTC) + timedelta(hours=1)
+    for commits in (False, True):
+        with database.connect() as open_one, open_one.transaction(force_rollback=not commits):
+            job_id = awa.Client(open_one).insert_job("k", run_at=later).job_id
+            for call in (client.job, client.explain_job, client.cancel_job, client.retry_job):
+                with pytest.raises(awa.SerializationFailure):
+                    call(job_id)
+            with pytest.raises(TimeoutError, match="still not committed"):
+                client.wait(job_id, timeout=0.3)
+        assert client.job(job_id).state == ("scheduled" if commits else "pruned")
+
+    # Others that come and go leave no doubt about an id that was given out before.
+    enough = threading.Event()
+
+    def produce() -> None:
+        with database.connect() as conn:
+            while not enough.is_set():
+                awa.Client(conn).insert_job("k", run_at=later)
+
+    with database.connect() as conn, conn.transaction(force_rollback=True):
+        gone = awa.Client(conn).insert_job("k", run_at=later).job_id
+    threads = [threading.Thread(target=produce) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        assert {client.job(gone).state for _ in range(50)} == {"pruned"}
+        assert client.wait(gone, timeout=0).state == "pruned"
+    finally:
+        enough.set()
+        for thread in threads:
+            thread.join()
 
 
 def test_wait_does_not_keep_a_transaction_open(own_client: awa.Client, client: awa.Client) -> None:

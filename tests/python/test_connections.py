@@ -93,6 +93,22 @@ def test_enqueue_joins_the_applications_transaction(
     run(scenario)
 
 
+# Broken by json.loads for the rows, and by a cursor without the loader.
+def test_a_number_that_python_does_not_read_comes_as_its_text(
+    run: Callable[[Scenario], None], conn: psycopg.Connection, queue: str
+) -> None:
+    opts = {"metadata": {"n": 1}}
+    job_id = awa.Client(conn).insert_job("k", [7, 0.5], queue=queue, opts=opts).job_id
+    conn.execute("SELECT awa.update_job(%s, '{\"args\": [1e5000, -1e5000, 7, 0.5]}')", [job_id])
+
+    async def scenario(app: Application) -> None:
+        info = await app.call("job", job_id)
+        large = "1" + 5000 * "0"
+        assert (info.args, info.metadata) == ([large, "-" + large, 7, 0.5], {"n": 1})
+
+    run(scenario)
+
+
 def test_a_load_is_all_or_nothing_without_a_transaction_as_well(
     run: Callable[[Scenario], None],
     conn: psycopg.Connection,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -15,6 +16,7 @@ import psycopg
 import pytest
 
 import awa
+from awa import _dispatcher
 from conftest import Database
 
 SPAWN = multiprocessing.get_context("spawn")  # the worker has threads, which a fork would not
@@ -101,6 +103,56 @@ def quick(job: awa.Job) -> None:
 def sleep(path: str) -> None:
     Path(path).write_text(str(os.getpid()))
     time.sleep(60)
+
+
+# Broken by a slot that is kept, by a pool that makes no other thread, and by one that always does.
+def test_a_thread_that_outlives_its_deadline_gives_its_slot_back(
+    database: Database,
+    client: awa.Client,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_dispatcher, "OVERDUE_SECONDS", 0.05)
+    handlers = awa.Handlers()
+    go_on = threading.Event()
+    hanging: list[int] = []
+
+    @handlers.task(deadline=0.1, max_attempts=1)
+    def hang(job: awa.Job) -> str:
+        hanging.append(job.id)
+        go_on.wait(60)
+        return "too late"
+
+    handlers.task(kind="quick")(quick)
+
+    async def is_overdue(worker: awa.Worker, job_id: int) -> None:
+        await until(lambda: job_id in hanging)
+        while client.job(job_id).state != "failed":
+            client.tick(budget={"steps": ["rescue"]})
+            await asyncio.sleep(0.02)
+        worker.heartbeat.now()
+        await until(lambda: str(job_id) in caplog.text and "outlives" in caplog.text)
+
+    async def scenario(worker: awa.Worker) -> None:
+        first = hang.insert(client).job_id
+        await is_overdue(worker, first)
+        job_id = client.insert_job("quick").job_id
+        await until(lambda: client.job(job_id).state == "completed")
+        # One thread is lost, as many as there are slots: the next one that hangs keeps its slot.
+        caplog.clear()
+        second = hang.insert(client).job_id
+        await is_overdue(worker, second)
+        job_id = client.insert_job("quick").job_id
+        await until(lambda: "keeps its slot" in caplog.text)
+        assert worker.running == 1
+        go_on.set()
+        await until(lambda: client.job(job_id).state == "completed")
+        await until(lambda: not worker._executors.lost)
+        assert {client.job(job_id).reason for job_id in (first, second)} == {"rescued_out"}
+        assert not worker.holds.batches
+
+    worker = work(database, handlers, scenario, queues=1)
+    assert worker._is_clean
 
 
 def test_each_kind_has_its_executor(database: Database, client: awa.Client) -> None:

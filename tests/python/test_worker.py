@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from functools import partial
 from typing import Any
 
@@ -24,6 +25,7 @@ from awa._maintenance import STEPS, Maintenance
 from awa._session import Outage, SessionSettings
 from awa.outcomes import Outcome
 from conftest import Database
+from engine import value
 
 Scenario = Callable[[], Awaitable[None]]
 
@@ -455,6 +457,38 @@ def test_arguments_that_do_not_fit_fail_the_job_at_once(
         info = client.job(job_id)
         assert (info.state, info.attempt) == ("failed", 1)
         assert info.errors[-1]["error"] == f"arguments do not fit: {message}"
+
+
+# Broken by json.loads for the args.
+def test_args_with_a_number_that_python_does_not_read_are_its_text(
+    database: Database, client: awa.Client, conn: psycopg.Connection
+) -> None:
+    handlers = awa.Handlers()
+    seen: dict[str, object] = {}
+
+    @handlers.task()
+    def whole(job: awa.Job) -> None:
+        seen["whole"] = job.args
+
+    @handlers.task()
+    def exact(n: Decimal) -> None:
+        seen["exact"] = n
+
+    @handlers.task()
+    def typed(n: int) -> None:
+        seen["typed"] = n
+
+    insert = "SELECT (awa.insert_job(%s, '{\"n\": 1e5000}')).job_id"
+    jobs = {kind: value(conn, insert, kind) for kind in ("whole", "exact", "typed")}
+
+    async def scenario(worker: awa.Worker) -> None:
+        await until(ended(client, *jobs.values()))
+
+    work(database, handlers, scenario)
+    assert seen == {"whole": {"n": "1" + 5000 * "0"}, "exact": Decimal("1e5000")}
+    info = client.job(jobs["typed"])
+    assert (info.state, info.attempt) == ("failed", 1)
+    assert info.errors[-1]["error"].startswith("arguments do not fit: n: expected an integer")
 
 
 def test_a_timeout_is_a_failure_that_is_retried(database: Database, client: awa.Client) -> None:

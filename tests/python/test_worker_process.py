@@ -325,6 +325,37 @@ def test_daemon_threads_run_what_they_are_given() -> None:
         threads.submit(print)
 
 
+def test_another_thread_takes_the_place_of_one_that_is_lost() -> None:
+    threads = DaemonThreads(2)
+    release = threading.Event()
+    hanging = [threads.submit(release.wait, 10) for _ in range(2)]
+    waiting = threads.submit(threading.get_ident)
+    while not all(future.running() for future in hanging):
+        time.sleep(0.001)
+    assert not threads.lose(waiting)
+    assert threads.lose(hanging[0])
+    assert waiting.result(5)
+    assert threads.lose(hanging[1])
+    more = [threads.submit(release.wait, 10) for _ in range(2)]
+    while not all(future.running() for future in more):
+        time.sleep(0.001)
+    # As many again, and no more.
+    assert not any(threads.lose(future) for future in more)
+    last = threads.submit(threading.get_ident)
+    assert threads.lost == 2
+    assert not last.running()
+    release.set()
+    assert last.result(5)
+    assert all(future.result(5) for future in (*hanging, *more))
+    barrier = threading.Barrier(3)
+    busy = [threads.submit(barrier.wait, 0.2) for _ in range(3)]
+    for future in busy:
+        with pytest.raises(threading.BrokenBarrierError):
+            future.result(5)
+    assert threads.lost == 0
+    assert threads.ended(5)
+
+
 class Argument:
     """Something that a weak reference can follow."""
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import json
 import re
 import typing
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -22,6 +21,7 @@ from uuid import UUID
 import psycopg
 
 from ._calls import Call
+from ._codec import load_json
 from .errors import translated
 
 T = TypeVar("T")
@@ -185,7 +185,7 @@ def numbered(sql: str, params: Mapping[str, object]) -> tuple[str, tuple[object,
 
 
 def _decoded(texts: Sequence[str], row_type: type[T]) -> list[T]:
-    rows = [json.loads(text) for text in texts]
+    rows = [load_json(text) for text in texts]
     if row_type is NoneType:
         return cast("list[T]", [None] * len(rows))
     if not dataclasses.is_dataclass(row_type):

@@ -212,13 +212,25 @@ class Dispatcher:
             task = self._tasks[job.kind]
             if task.interrupt_on_cancel:
                 self.stop_job(job, "closed")
-            elif task.is_async and job.lease_lost and job.deadline_at is not None:
+            elif job.lease_lost and job.deadline_at is not None:
                 self.worker.loop.call_later(OVERDUE_SECONDS, self._stop_overdue, job)
 
     def _stop_overdue(self, job: Job) -> None:
         """Free the slot of a handler that outlives its deadline: others wait for it."""
-        if job._state == RUNNING:
+        if job._state == RUNNING and self._leaves_its_thread(job):
             self.stop_job(job, "closed")
+
+    def _leaves_its_thread(self, job: Job) -> bool:
+        future = job._future
+        if future is None or future.done() or future.cancel():
+            return True
+        if job._pool is not None and job._pool.lose(future):
+            logger.warning(
+                "%r outlives its deadline: another thread takes the place of its own", job
+            )
+            return True
+        logger.error("%r outlives its deadline and keeps its slot until it ends", job)
+        return False
 
     def _note_unknown(self, kind: str) -> None:
         if kind not in self.unknown:

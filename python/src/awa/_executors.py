@@ -76,6 +76,15 @@ class Pool:
             process.join(KILL_SECONDS)
         return True
 
+    def lose(self, call: Future[Any]) -> bool:
+        """Have room for another call in place of one that hangs; only the worker's threads can."""
+        return isinstance(self._executor, DaemonThreads) and self._executor.lose(call)
+
+    @property
+    def lost(self) -> int:
+        """How many calls were lost and still run."""
+        return self._executor.lost if isinstance(self._executor, DaemonThreads) else 0
+
     def close(self) -> None:
         """Shut the executor down, if the worker made it."""
         if self._make is not None:
@@ -95,6 +104,11 @@ class Executors:
         if id(source) not in self._pools:
             self._pools[id(source)] = source, Pool(source)
         return self._pools[id(source)][1]
+
+    @property
+    def lost(self) -> int:
+        """How many threads of handlers that outlived their deadline still run."""
+        return sum(pool.lost for _, pool in self._pools.values())
 
     def close(self) -> None:
         """Shut down what the worker made."""

@@ -41,7 +41,7 @@ def rows(jobs: Iterable[Job]) -> Iterator[Row]:
         yield (
             _text(job.get("kind", ""), index, "kind"),
             dump_json(job["args"], f"jobs[{index}].args") if "args" in job else None,
-            _text(job.get("queue"), index, "queue"),
+            _text(job["queue"], index, "queue") if "queue" in job else None,
             _integer(job.get("priority"), index, "priority"),
             _integer(job.get("max_attempts"), index, "max_attempts"),
             aware(cast("datetime | None", job.get("run_at")), f"jobs[{index}].run_at"),
@@ -56,13 +56,13 @@ def portions(jobs: Iterable[Job], most: int | None) -> Iterator[list[Job]]:
         yield portion
 
 
-def _text(value: Json, index: int, field: str) -> str | None:
-    if value is not None and (not isinstance(value, str) or "\0" in value):
+def _text(value: Json, index: int, field: str) -> str:
+    if not isinstance(value, str) or "\0" in value:
         raise InvalidArgument(
             f"jobs[{index}].{field} must be a string without NUL, not {value!r:.100}",
             hint="Give a name of 1 to 200 characters.",
         )
-    return None if value is None else check_text(value, f"jobs[{index}].{field}")
+    return check_text(value, f"jobs[{index}].{field}")
 
 
 def _integer(value: Json, index: int, field: str) -> int | None:

@@ -22,8 +22,9 @@ class DaemonThreads(ThreadPoolExecutor):
     The standard pool makes the interpreter wait for its threads at exit, so a handler that hangs
     would keep a worker from ever stopping. These end with the process. Nor do these keep calls that
     were cancelled while they waited for a thread: where threads hang and handlers time out, that
-    would be all that is ever called. Only the type is that of the standard pool, since an event
-    loop takes no other for asyncio.to_thread().
+    would be all that is ever called. A call that hangs can be lost, and another thread takes the
+    place of its own; as many as there are threads. Only the type is that of the standard pool,
+    since an event loop takes no other for asyncio.to_thread().
     """
 
     def __init__(self, most: int) -> None:
@@ -32,6 +33,7 @@ class DaemonThreads(ThreadPoolExecutor):
         # One token per call, and one per thread at the end.
         self._tokens: SimpleQueue[None] = SimpleQueue()
         self._started: list[threading.Thread] = []
+        self._lost: set[Future[Any]] = set()
         self._free = threading.Semaphore(0)
         self._lock = threading.Lock()
         self._is_shut = False
@@ -44,13 +46,32 @@ class DaemonThreads(ThreadPoolExecutor):
                 raise RuntimeError("the worker's threads were shut down")
             self._calls[future] = fn, args, kwargs
             self._tokens.put(None)
-            if not self._free.acquire(blocking=False) and len(self._started) < self._most:
-                name = f"awa handler {len(self._started) + 1}"
-                thread = threading.Thread(target=self._run, name=name, daemon=True)
-                self._started.append(thread)
-                thread.start()
+            if not self._free.acquire(blocking=False):
+                self._start()
         future.add_done_callback(self._forget)
         return future
+
+    def _start(self) -> None:
+        if len(self._started) < self._most + len(self._lost):
+            name = f"awa handler {len(self._started) + 1}"
+            thread = threading.Thread(target=self._run, name=name, daemon=True)
+            self._started.append(thread)
+            thread.start()
+
+    def lose(self, future: Future[Any]) -> bool:
+        """Have another thread in place of the one that runs this call; whether that could be."""
+        with self._lock:
+            if not future.running() or len(self._lost) == self._most:
+                return False
+            self._lost.add(future)
+            if self._calls:
+                self._start()
+            return True
+
+    @property
+    def lost(self) -> int:
+        """How many of the calls that were lost still run."""
+        return len(self._lost)
 
     def _forget(self, future: Future[Any]) -> None:
         with self._lock:
@@ -78,6 +99,11 @@ class DaemonThreads(ThreadPoolExecutor):
                 else:
                     future.set_result(result)
                     del result
+            with self._lock:
+                self._lost.discard(future)
+                if len(self._started) > self._most + len(self._lost):
+                    self._started.remove(threading.current_thread())
+                    return
             del future, fn, args, kwargs
             self._free.release()
 
@@ -88,13 +114,13 @@ class DaemonThreads(ThreadPoolExecutor):
             for _ in self._started:
                 self._tokens.put(None)
         if wait:
-            for thread in self._started:
+            for thread in list(self._started):
                 thread.join()
 
     def ended(self, seconds: float) -> bool:
         """End the threads; whether all did in time."""
         self.shutdown(wait=False)
         deadline = time.monotonic() + seconds
-        for thread in self._started:
+        for thread in list(self._started):
             thread.join(max(0.0, deadline - time.monotonic()))
         return not any(thread.is_alive() for thread in self._started)

@@ -17,6 +17,7 @@ from psycopg_pool import AsyncConnectionPool
 from . import _calls, _loads, models
 from ._adapters import AsyncCallerConnection, fetch_async, is_async_foreign, portion_size
 from ._calls import NO_ARGS, Call, Options
+from ._codec import JsonLoader
 from ._pooler import PREPARED_ELSEWHERE, Preparing, is_pooled
 from .client import (
     ASK_CONNECTION,
@@ -24,7 +25,6 @@ from .client import (
     WAIT_FIRST,
     WAIT_GROWTH,
     WAIT_MOST,
-    WAIT_PRUNED,
     row_factory,
 )
 from .errors import SerializationFailure, translated
@@ -489,18 +489,15 @@ class AsyncClient:
         """
         deadline = None if timeout is None else time.monotonic() + as_seconds(timeout, "timeout")
         pause = WAIT_FIRST
-        pruned = 0
         while True:
             try:
                 info = await self.job(job_id, conn=conn)
             except SerializationFailure:
                 state = "not committed"
             else:
-                state = info.state
-                # Also the answer while the insert of a deferred job is open: it must last a moment.
-                pruned = pruned + 1 if state == "pruned" else 0
-                if info.is_terminal and pruned in (0, WAIT_PRUNED):
+                if info.is_terminal:
                     return info
+                state = info.state
             if deadline is not None:
                 left = deadline - time.monotonic()
                 if left <= 0:
@@ -533,6 +530,7 @@ class AsyncClient:
                 self._connection(given) as connection,
                 connection.cursor(row_factory=row_factory(call)) as cursor,
             ):
+                cursor.adapters.register_loader("jsonb", JsonLoader)
                 try:
                     await cursor.execute(call.sql.encode(), call.params)
                 except PREPARED_ELSEWHERE as error:

@@ -17,6 +17,7 @@ from psycopg_pool import ConnectionPool
 from . import _calls, _loads, models
 from ._adapters import CallerConnection, fetch, is_foreign, portion_size
 from ._calls import NO_ARGS, Call, Options
+from ._codec import JsonLoader
 from ._pooler import PREPARED_ELSEWHERE, Preparing, is_pooled
 from .errors import SerializationFailure, translated
 from .models import Json
@@ -30,7 +31,6 @@ READ_COMMITTED = "read committed"
 WAIT_FIRST = 0.01
 WAIT_GROWTH = 1.5
 WAIT_MOST = 1.0
-WAIT_PRUNED = 5
 
 
 class Client:
@@ -472,18 +472,15 @@ class Client:
         """
         deadline = None if timeout is None else time.monotonic() + as_seconds(timeout, "timeout")
         pause = WAIT_FIRST
-        pruned = 0
         while True:
             try:
                 info = self.job(job_id, conn=conn)
             except SerializationFailure:
                 state = "not committed"
             else:
-                state = info.state
-                # Also the answer while the insert of a deferred job is open: it must last a moment.
-                pruned = pruned + 1 if state == "pruned" else 0
-                if info.is_terminal and pruned in (0, WAIT_PRUNED):
+                if info.is_terminal:
                     return info
+                state = info.state
             if deadline is not None:
                 left = deadline - time.monotonic()
                 if left <= 0:
@@ -511,6 +508,7 @@ class Client:
             self._connection(given) as connection,
             connection.cursor(row_factory=row_factory(call)) as cursor,
         ):
+            cursor.adapters.register_loader("jsonb", JsonLoader)
             try:
                 cursor.execute(call.sql.encode(), call.params)
             except PREPARED_ELSEWHERE as error:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Coroutine, Generator
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, cast, overload
 
 from ._adapters import AsyncCallerConnection, CallerConnection, is_async
-from ._codec import dump_json
+from ._codec import dump_json, load_json
 from .async_client import AsyncClient
 from .client import Client
 from .models import FinalizationReceipt, Json
@@ -75,7 +74,7 @@ def _time(value: bytes) -> datetime:
 
 def _json(value: bytes | None) -> Json:
     # Binary jsonb is a version byte and the text.
-    return None if value is None else json.loads(value[1:])
+    return None if value is None else load_json(value[1:])
 
 
 class Job:

@@ -209,6 +209,9 @@ class Worker:
         self._is_clean = False
         try:
             self._is_clean = await self._shut_down() and not self._is_broken
+            if lost := self._executors.lost:
+                logger.warning("%d threads that outlived a deadline still run", lost)
+                self._is_clean = False
         finally:
             await self._close()
 

@@ -10,6 +10,8 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self
 TERMINAL = frozenset({"completed", "failed", "cancelled", "dead_lettered"})
 # How a job stands after an attempt that ended so; the rest goes on waiting.
 STATE_AFTER = {state: state for state in TERMINAL}
+# Smaller ids are of jobs that started deferred.
+FIRST_POSITION = 2**42 + 1
 
 
 class Broken(Exception):
@@ -70,7 +72,9 @@ class Job:
     @property
     def may_be_unsettled(self) -> bool:
         """Once its slot is pruned, a job that ended before any claim came by looks like one whose
-        insert may still commit."""
+        insert may still commit; one that started deferred does so whatever it has become."""
+        if self.job_id < FIRST_POSITION:
+            return self.state in TERMINAL
         return self.state == "cancelled" and self.lease == 0
 
     def end(self, wish: str) -> str:

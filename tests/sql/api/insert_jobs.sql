@@ -24,8 +24,10 @@ SELECT test.refuses(format('SELECT awa.insert_jobs(%L)', '[{"kind": "ok", "queue
 FROM (VALUES
     ('5', '22023', 'jobs[2]: field "job" must be a JSON object'), ('{}', '22023', 'jobs[2]: field "kind"%'), ('{"kind": ""}', '22023',
         'jobs[2]: field "kind"%'),
-    ('{"kind": 5}', '22023', 'jobs[2]: fields "kind" and "queue"%'), ('{"kind": "k", "queue": 5}', '22023',
-        'jobs[2]: fields "kind" and "queue"%'),
+    ('{"kind": 5}', '22023', 'jobs[2]: field "kind" must be a string'), ('{"kind": "k", "queue": 5}', '22023',
+        'jobs[2]: field "queue" must be a string'),
+    ('{"kind": null}', '22023', 'jobs[2]: field "kind" must be a string'), ('{"kind": "k", "queue": null}', '22023',
+        'jobs[2]: field "queue" must be a string'),
     ('{"kind": "k", "quueue": "x"}', '22023', 'jobs[2]: %unknown option quueue%'), ('{"kind": "k", "tags": []}', '22023',
         'jobs[2]: %unknown option tags%'),
     ('{"kind": "k", "priority": 5}', '23514', 'jobs[2]: field "priority" is 5'), ('{"kind": "k", "priority": 1.5}', '22023',

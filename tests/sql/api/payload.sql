@@ -56,6 +56,19 @@ SELECT throws_ok(format('SELECT awa.insert_job(''k'', %L, ''no'')', v.text), v.s
 FROM (VALUES ('{"s": "\u0000"}', '22P05'), ('{"s": "\ud800"}', '22P02'), ('{"n": NaN}', '22P02'), ('{"n": Infinity}', '22P02')) v (text, state);
 SELECT is((awa.queue_counts('no'))::text, '(no,0,0,0,0,0,0,0,0,0)', 'a refused value leaves nothing behind');
 
+-- A number that is written long takes a few bytes as it is stored: a low limit holds for its text all the same.
+SELECT awa.set_setting('args_max_bytes', '1024') \g /dev/null
+SELECT (awa.insert_job('k', '[1e1021]', 'low')).job_id AS id \gset
+SELECT is(count(*), 40::bigint, 'what is as long as the limit passes') FROM awa.insert_many('k', array_fill('[1e1021]'::jsonb, ARRAY[40]), 'low');
+SELECT test.refuses(c.call, '23514', c.field || ' has 1025 bytes', 'one digit more does not: ' || left(c.call, 40))
+FROM (VALUES
+    ('SELECT awa.insert_job(''k'', ''[1e1022]'', ''low'')', 'field "args"'),
+    ('SELECT awa.insert_many(''k'', ARRAY[''1'', ''[1e1022]'']::jsonb[], ''low'')', 'field "args[2]"'),
+    ('SELECT awa.insert_many(''k'', array_fill(''1''::jsonb, ARRAY[40]) || ''[1e1022]''::jsonb, ''low'')', 'field "args[41]"'),
+    ('SELECT awa.insert_jobs(''[{"kind": "k", "queue": "low", "args": [1e1022]}]'')', 'jobs[1]: field "args"'),
+    ('INSERT INTO awa.job_inbox (kind, queue, args) VALUES (''k'', ''low'', ''[1e1022]'')', 'row 1: field "args"'),
+    (format('SELECT awa.update_job(%s, ''{"args": [1e1022]}'')', :id), 'field "args"')) c (call, field);
+SELECT is((awa.queue_counts('low')).available, 41::bigint, 'nor is it stored');
 SELECT lives_ok($$ SELECT awa.set_setting('args_max_bytes', '2000000') $$, 'the limit is a setting');
 SELECT lives_ok($$ SELECT awa.insert_job('k', to_jsonb(repeat('x', 1999998)), 'big') $$, 'which allows larger args');
 

@@ -117,6 +117,45 @@ RESET ROLE;
 DROP OWNED BY awa_test_work;
 DROP ROLE awa_test_work;
 
+-- What a function sets is not for the next one, nor for the caller.
+CREATE ROLE awa_test_work;
+CREATE ROLE awa_test_other;
+GRANT awa_test_other TO awa_test_work;
+SELECT awa.grant_worker('awa_test_work');
+GRANT USAGE ON SCHEMA test TO awa_test_work, awa_test_other;
+CREATE TABLE test.seen (path text, who text, lock_timeout text, statement_timeout text, work_mem text, tenant text);
+GRANT INSERT ON test.seen TO awa_test_work;
+CREATE FUNCTION test.sets(args jsonb) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM set_config('test.tenant', 'one', true);
+    SET LOCAL search_path = test, pg_catalog;
+    SET LOCAL lock_timeout = '7s';
+    SET statement_timeout = '70s';
+    RESET work_mem;
+END $$;
+ALTER FUNCTION test.sets(jsonb) SET test.tenant = '';
+CREATE FUNCTION test.becomes(args jsonb) RETURNS void LANGUAGE plpgsql AS 'BEGIN SET LOCAL ROLE awa_test_other; END';
+CREATE FUNCTION test.sees(args jsonb) RETURNS void LANGUAGE sql AS $$
+    INSERT INTO test.seen
+    SELECT current_setting('search_path'), current_user, current_setting('lock_timeout'), current_setting('statement_timeout'),
+           current_setting('work_mem'), current_setting('test.tenant', true) $$;
+SELECT awa.register_sql_handler(k, format('test.%I(jsonb)', k)::regprocedure) FROM unnest('{sets,becomes,sees}'::text[]) k \g /dev/null
+SELECT awa.insert_job(k, queue => 'set') FROM unnest('{sets,sees,becomes,fails,sees}'::text[]) k \g /dev/null
+SELECT current_setting('search_path') AS path \gset
+BEGIN;
+SET LOCAL ROLE awa_test_work;
+SET LOCAL work_mem = '5MB';
+SET LOCAL statement_timeout = '80s';
+SELECT is((awa.work('set'))::text, '(set,5,4,1,0)', 'functions that set what they like');
+SELECT is(concat_ws(' ', current_setting('search_path'), current_user, current_setting('lock_timeout'), current_setting('statement_timeout'),
+                    current_setting('work_mem'), current_setting('test.tenant')), :'path' || ' awa_test_work 0 80s 5MB ', 'leave the caller''s settings alone');
+COMMIT;
+SELECT results_eq('SELECT s.* FROM test.seen s', $$ SELECT 'pg_catalog, pg_temp', 'awa_test_work', '0', '80s', '5MB', '' FROM generate_series(1, 2) $$,
+    'and those of the next function');
+RESET statement_timeout;
+DROP OWNED BY awa_test_work, awa_test_other;
+DROP ROLE awa_test_work, awa_test_other;
+
 -- Bad calls.
 SELECT test.refuses(format('SELECT awa.work(%s)', c.arguments), '22023', c.pattern, c.pattern)
 FROM (VALUES ('''q'', 0', 'field "max_jobs" is 0'), ('''q'', 33', 'field "max_jobs" is 33'), ('''q'', NULL', 'field "max_jobs" is NULL'),

@@ -78,6 +78,8 @@ SELECT is((test.insert('at once', 'available,scheduled,retryable', 'once')).dupl
 SELECT is(test.finish(:'job', 'retry'), 'done', 'makes a retry');
 SELECT is(test.state(:'job'::jsonb), 'cancelled', 'the end of the older one');
 SELECT is(test.status(:'job'), 'cancelled', 'also for whoever asks for the attempt');
+SELECT is(test.finish(:'job', 'retry'), 'already_done', 'the same retry again is already done');
+SELECT is(test.finish(:'job', 'completed'), 'stale', 'another outcome is stale');
 SELECT test.insert('rescued', 'available,retryable', 'once') \g /dev/null
 SELECT count(*) FROM test.claim('once') \g /dev/null
 SELECT is((test.insert('rescued', 'available,retryable', 'once')).duplicate, false, 'the same');
@@ -89,6 +91,21 @@ SELECT test.claim_one('once') AS job \gset
 SELECT is((test.insert('released', 'available', 'once')).duplicate, false, 'and the same');
 SELECT is(test.finish(:'job', 'released'), 'done', 'when it is released');
 SELECT is(test.state(:'job'::jsonb), 'cancelled', 'into a lane where another one waits');
+SELECT is(test.finish(:'job', 'released'), 'already_done', 'once');
+SELECT test.insert('snoozed', 'scheduled', 'lease', '{"delay_seconds": 60}') \g /dev/null
+SELECT is(test.due('lease'), 'done 1', 'and under a lease');
+SELECT test.claim_one('lease') AS job \gset
+SELECT is(awa._lease_receipts(((:'job')::jsonb ->> 'claim_slot')::integer, ((:'job')::jsonb ->> 'batch_id')::bigint, 1, now()), 1::bigint,
+    'that a running attempt has');
+SELECT is((test.insert('snoozed', 'scheduled', 'lease', '{"delay_seconds": 60}')).duplicate, false, 'a newer job');
+SELECT is(test.finish(:'job', 'snooze', '{"delay_seconds": 60}'), 'done', 'makes a snooze');
+SELECT is(test.state(:'job'::jsonb), 'cancelled', 'the end of the older one');
+SELECT is(test.finish(:'job', 'snooze', '{"delay_seconds": 60}'), 'already_done', 'once as well');
+SELECT test.insert('told', 'available,retryable', 'once') \g /dev/null
+SELECT test.claim_one('once') AS skip \gset
+SELECT test.claim_one('once') AS job \gset
+SELECT awa.cancel_job((:'job'::jsonb ->> 'job_id')::bigint, 'no key') \g /dev/null
+SELECT is(test.finish(:'job', 'retry'), 'stale', 'one that somebody cancelled was not ended by its worker');
 SELECT test.insert('last', 'available,retryable', 'last') \g /dev/null
 SELECT test.claim_one('last') AS job \gset
 SELECT is(test.finish(:'job', 'retry', '{"delay_seconds": 60}'), 'done', 'without a newer one');

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -13,8 +11,8 @@ from psycopg import IsolationLevel, sql
 from psycopg.abc import Buffer
 from psycopg.rows import DictRow, dict_row
 from psycopg.types.datetime import TimestamptzLoader
-from psycopg.types.json import set_json_loads
 
+from .._codec import JsonLoader
 from .._maintenance import STATEMENT_SECONDS
 from .._session import OWN_LIMITS
 from .._version import check_schema
@@ -30,14 +28,6 @@ class _TimeLoader(TimestamptzLoader):
             return super().load(data)
         except psycopg.DataError:
             return bytes(data).decode()
-
-
-def _whole(text: str) -> int | str:
-    """Leaves numbers of thousands of digits, which Python does not read, as their text."""
-    try:
-        return int(text)
-    except ValueError:
-        return text
 
 
 class Database:
@@ -60,7 +50,7 @@ class Database:
         # Whatever the default of the database is: many calls decide on what is committed now.
         conn.isolation_level = IsolationLevel.READ_COMMITTED
         conn.adapters.register_loader("timestamptz", _TimeLoader)
-        set_json_loads(partial(json.loads, parse_int=_whole), conn)
+        conn.adapters.register_loader("jsonb", JsonLoader)
         database = cls(conn, schema)
         try:
             check_schema(schema, database.ask("schema_version"))
