@@ -249,11 +249,11 @@ def test_g2_a_finish_is_told_that_its_batch_is_busy(
 def test_g2_a_cancel_of_a_running_job_is_notified(
     database: Database, conn: psycopg.Connection
 ) -> None:
+    job_id = insert(conn)
+    claim(conn)
+    channel = value(conn, "SELECT (awa.claim_status('default')).channel")
     with database.connect() as listener:
-        channel = value(conn, "SELECT (awa.claim_status('default')).channel")
         listener.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
-        job_id = insert(conn)
-        claim(conn)
         assert value(conn, "SELECT awa.cancel_job(%s)", job_id) == "cancelled_running"
         heard = [n.payload for n in listener.notifies(timeout=WAIT_SECONDS, stop_after=1)]
     assert heard == ["cancel"]
