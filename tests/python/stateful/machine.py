@@ -355,11 +355,12 @@ class Machine(RuleBasedStateMachine):
 
     # ---- ends of attempts
 
-    def close(self, job: Job, outcome: str, **fields: Any) -> str:
-        token = job.token
+    FINISH = "SELECT result FROM awa.finish_jobs(%s, %s)"
+
+    def close(self, token: Token | None, outcome: str, **fields: Any) -> str:
         assert token
-        sql = "SELECT result, reason FROM awa.finish_jobs(%s, %s)"
-        return str(self.value(sql, token.owner, Jsonb([token.item(outcome, **fields)])))
+        items = Jsonb([token.item(outcome, **fields)])
+        return str(self.value(self.FINISH, token.owner, items))
 
     @call(
         weight=4,
@@ -384,7 +385,7 @@ class Machine(RuleBasedStateMachine):
     def end_attempt(self, job: Job, outcome: str, fields: Options) -> None:
         if outcome in ("retry", "fail"):
             fields["error"] = "on purpose"
-        answer = self.close(job, outcome, **fields)
+        answer = self.close(job.token, outcome, **fields)
         assert answer == "done", f"finish of {job} as {outcome} was answered {answer}"
         delayed = fields["delay_seconds"] * SECOND if "delay_seconds" in fields else None
         self.model.finish(job, outcome, delayed, fields.get("reason", ""))
@@ -440,11 +441,7 @@ class Machine(RuleBasedStateMachine):
             assert self.value(self.PROGRESS, *token.numbers, Jsonb(0)) is False, token
         else:
             fields = {"delay_seconds": 1} if way == "retry" else {}
-            answer = self.value(
-                "SELECT result FROM awa.finish_jobs(%s, %s)",
-                token.owner,
-                Jsonb([token.item(way, **fields)]),
-            )
+            answer = self.close(token, way, **fields)
             assert answer in ("already_done", "stale"), f"{token} was finished again: {answer}"
 
     STATUS = "SELECT awa.attempt_status(%s, %s, %s, %s, %s)"
@@ -829,7 +826,7 @@ class Machine(RuleBasedStateMachine):
                 self.claim(queue, 50, WORKERS[0], None, separate=False)
             for job in self.model.among("running"):
                 if job.token and job.token.owner == WORKERS[0]:
-                    assert self.close(job, "completed") == "done", job
+                    assert self.close(job.token, "completed") == "done", job
                     self.model.finish(job, "completed")
         assert not self.model.among(*WAITING, "running"), "jobs do not end"
         self.every_job_is_in_one_place()
