@@ -118,9 +118,9 @@ test-long: build setup ## the longer forms of the tests as well, on 15 and 18, o
 test-matrix: build setup ## everything, on every supported PostgreSQL, two at a time
 	@$(BIN)/python -m tools.run_tests 15 16 17 18
 
-MODELS ?=
-correctness: setup ## what is proved by exhaustive search: the models in full, and their mutants (MODELS=names)
-	@$(BIN)/python -m correctness.check_models $(MODELS)
+PART ?=
+correctness: build setup ## what is checked by machine beyond tests: models, states, orders, histories, plans, coverage (PART=name)
+	@$(BIN)/python -m correctness.run $(if $(PART),--only '$(PART)')
 
 MUTATION_ARGS ?=
 mutation: build setup ## break the SQL in a hundred ways and see whether tests notice; goes on where it stopped (MUTATION_ARGS=--limit=10)

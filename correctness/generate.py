@@ -23,6 +23,19 @@ BODY = re.compile(
 NO_CODE = re.compile(r"--[^\n]*|'(?:[^']|'')*'")
 # Of RAISE and of a SET list; BETWEEN has an AND of its own.
 NO_COMPARISON = re.compile(r"\b(ERRCODE|MESSAGE|DETAIL|HINT|CONSTRAINT|SET \S+)\Z")
+# What follows leaves out changes that nobody could notice, whatever he tried.
+# No position is the base of its lane: a range may end on either side of it.
+LANE_BASE = re.compile(r"\s+(v_base|v_end|@extschema@\._lane_base\()")
+# Who reads one row reads the first, and one row above a limit tells that there are more, as two do.
+# How much is done at a time and how often it is tried is promised nowhere. The rest is words.
+NO_NUMBER = re.compile(
+    r"(\bLIMIT |\bFOR v_round IN (1 \.\. )?|\b(c_\w+|p_limit) \+ |@extschema@\._refuse\([^;]*"
+    r"|\bc_(most|portion|small|start|pause|longest)\w* constant [^;]*)\Z"
+)
+# What only saves a look into something empty.
+SHORTCUT = re.compile(
+    r"NOT (@extschema@\._leaf_in_use\([^()]*\)|EXISTS \(SELECT FROM @extschema@\.\w+\))"
+)
 BETWEEN = re.compile(r"\bBETWEEN (?:(?!\bAND\b|\bOR\b|\bTHEN\b).)*\Z", re.S)
 OPPOSITE = {
     "<": "<=",
@@ -57,7 +70,8 @@ def opposite(match: re.Match[str]) -> Replacement:
 
 def comparison(match: re.Match[str]) -> Replacement | None:
     before = match.string[: match.start()]
-    return None if NO_COMPARISON.search(before) else opposite(match)
+    is_edge = LANE_BASE.match(match.string, match.end()) and match[1] not in ("=", "<>")
+    return None if is_edge or NO_COMPARISON.search(before) else opposite(match)
 
 
 def connective(match: re.Match[str]) -> Replacement | None:
@@ -69,16 +83,25 @@ def drop(match: re.Match[str]) -> Replacement:
     return match.start(), match.end(), ""
 
 
-def put(text: str) -> Callable[[re.Match[str]], Replacement]:
-    return lambda match: (match.start(1), match.end(1), text)
+def never(match: re.Match[str]) -> Replacement | None:
+    return None if SHORTCUT.fullmatch(match[1]) else (match.start(1), match.end(1), "false")
+
+
+def always(match: re.Match[str]) -> Replacement | None:
+    """But not where it is asked whether something is remembered: it would be found once more."""
+    asked = re.match(r"(v_\w+) IS NULL OR\b", match[1])
+    block = match.string[match.end() : match.string.find("END IF", match.end())]
+    is_memory = asked and re.search(rf"\b{asked[1]} :=", block)
+    return None if is_memory else (match.start(1), match.end(1), "true")
 
 
 def negate(match: re.Match[str]) -> Replacement:
     return match.start(1), match.end(1), f"NOT ({match[1]})"
 
 
-def one_more(match: re.Match[str]) -> Replacement:
-    return match.start(), match.end(), str(int(match[0]) + 1)
+def one_more(match: re.Match[str]) -> Replacement | None:
+    is_free = NO_NUMBER.search(match.string[: match.start()])
+    return None if is_free else (match.start(), match.end(), str(int(match[0]) + 1))
 
 
 def call(match: re.Match[str], text: str) -> Replacement | None:
@@ -96,9 +119,9 @@ CONDITION = r"\b(?:ELSIF|IF) ((?:(?!\bTHEN\b|;).)+) THEN\b"
 RULES: dict[str, Rule] = {
     "comparison": (re.compile(r"(?<= )(<=|>=|<>|=|<|>)(?=\s)"), comparison),
     "negated": (re.compile(CONDITION, re.S), negate),
-    "always": (re.compile(CONDITION, re.S), put("true")),
-    "never": (re.compile(CONDITION, re.S), put("false")),
-    "goes on": (re.compile(r"\b(?:EXIT|CONTINUE) WHEN ([^;]+);"), put("false")),
+    "always": (re.compile(CONDITION, re.S), always),
+    "never": (re.compile(CONDITION, re.S), never),
+    "goes on": (re.compile(r"\b(?:EXIT|CONTINUE) WHEN ([^;]+);"), never),
     "unlocked": (
         re.compile(r"\bPERFORM (pg_advisory_xact_lock(?:_shared)?\()"),
         lambda match: call(match, "1"),
@@ -117,7 +140,7 @@ RULES: dict[str, Rule] = {
     "no not": (re.compile(r"\bNOT (?!NULL)"), drop),
     "bound": (re.compile(r"\b(least|greatest)(?=\()"), opposite),
     "unordered": (re.compile(r"\s+ORDER BY [^;()]+?(?=\s+(?:LIMIT|FOR|LOOP)\b|\)|;|\s+\$)"), drop),
-    "unlimited": (re.compile(r"\s+LIMIT [\w.$]+(?! [-+])"), drop),
+    "unlimited": (re.compile(r"\s+LIMIT (?!1\b)[\w.$]+(?![\w.$]| [-+])"), drop),
     "other end": (re.compile(r" DESC\b"), drop),
     "arithmetic": (re.compile(r"(?<=[\w)\]] )([-+])(?= [\w(@])"), opposite),
 }

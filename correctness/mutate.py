@@ -36,6 +36,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Self
 
 from correctness.generate import Mutant, generate
 from correctness.mutants import MUTANTS
@@ -62,19 +63,16 @@ VALIDATE = """
     SELECT plpgsql_validator(p.oid) FROM pg_proc p JOIN pg_language l ON l.oid = p.prolang
     WHERE p.pronamespace = 'awa'::regnamespace AND l.lanname = 'plpgsql'
 """
-# What the catalog looks like is no matter of a function's body.
-NOT_IN_SUITE = ("conventions/", "conformance/")
-# Left out: what meets others' transactions on the same server.
+# Runs of pytest: files, and which of their tests. Left out of the guarantees is what meets others'
+# transactions on the same server.
 PYTHON_SUITE = (
     (
-        "guarantees",
-        "tests/python/test_guarantees.py",
-        "not another_call_of_the_same and not meets_no_dead_tuple",
+        "python",
+        "guarantees lock_order keys",
+        "takes_the_locks_of_the_model or published or equals_the_package or test_guarantees"
+        " and not another_call_of_the_same and not meets_no_dead_tuple",
     ),
-    ("locks", "tests/python/test_lock_order.py", "takes_the_locks_of_the_model"),
-    ("keys", "tests/python/test_keys.py", "published or equals_the_package"),
-    ("orders", "tests/python/test_orders.py", "no_order_of_some_pairs"),
-    ("schedules", "tests/python/test_interleaver.py", "no_directed_schedule"),
+    ("interleaver", "orders interleaver", "no_order_of_some_pairs or no_directed_schedule"),
 )
 
 
@@ -129,12 +127,11 @@ def files_for(mutant: Mutant, seconds: dict[str, float]) -> list[Path]:
     source = source_of(mutant)
     plane = source.partition("/")[0]
     names = [str(path.relative_to(pgtap.TESTS)) for path in pgtap.TESTS.rglob("*.sql")]
-    chosen = [name for name in names if not name.startswith(NOT_IN_SUITE)]
 
     def late(name: str) -> tuple[bool, bool, float, str]:
         return name != source, not name.startswith(f"{plane}/"), seconds.get(name, 0.0), name
 
-    return [pgtap.TESTS / name for name in sorted(chosen, key=late)]
+    return [pgtap.TESTS / name for name in sorted(names, key=late)]
 
 
 def pgtap_check(runner: pgtap.Runner, path: Path) -> Check:
@@ -148,10 +145,11 @@ def pgtap_check(runner: pgtap.Runner, path: Path) -> Check:
     return Check(str(path.relative_to(pgtap.TESTS)), check)
 
 
-def python_check(cluster: Cluster, script: Path, name: str, words: str, expression: str) -> Check:
+def python_check(cluster: Cluster, script: Path, name: str, files: str, expression: str) -> Check:
     def check(stop: threading.Event) -> str:
-        command = [sys.executable, *PYTEST]
-        command += ["-x", "-p", "no:cacheprovider", *words.split(), "-k", expression]
+        command = [sys.executable, *PYTEST, "-x", "-p", "no:cacheprovider"]
+        command += [f"tests/python/test_{file}.py" for file in files.split()]
+        command += ["-k", expression]
         with tempfile.TemporaryFile("w+") as output:
             process = subprocess.Popen(
                 command,
@@ -173,12 +171,13 @@ def python_check(cluster: Cluster, script: Path, name: str, words: str, expressi
         if process.returncode == 0 or "ScriptError: function" in text:
             return ""
         found = re.search(r"^(?:FAILED|ERROR) \S+?::(.+)$", text, re.MULTILINE)
-        return found[1] if found else text[-200:]
+        said = re.search(r"^E   +(.+)$", text, re.MULTILINE)
+        return f"{found[1]}: {said[1]}" if found and said else text[-200:]
 
     return Check(name, check)
 
 
-def run_checks(checks: Sequence[Check], seconds: dict[str, float]) -> str:
+def run_checks(checks: Sequence[Check], seconds: dict[str, float], at_once: int) -> str:
     """Run checks until one fails; return what failed, or nothing."""
     failed: list[str] = []
     stop = threading.Event()
@@ -193,7 +192,7 @@ def run_checks(checks: Sequence[Check], seconds: dict[str, float]) -> str:
             failed.append(f"{check.name}: {problem}")
             stop.set()
 
-    with ThreadPoolExecutor(pgtap.JOBS) as pool:
+    with ThreadPoolExecutor(at_once) as pool:
         list(pool.map(run, checks))
     return failed[0] if failed else ""
 
@@ -205,34 +204,52 @@ def validate(runner: pgtap.Runner) -> None:
         raise RuntimeError(done.stdout)
 
 
-def meet_suite(mutant: Mutant, script: str, seconds: dict[str, float]) -> tuple[str, str]:
-    """Install a mutant and run the suite until a test fails; return the verdict and the test."""
-    with staged(script) as share:
-        settings = {
-            **TEST_SETTINGS,
-            "extension_control_path": f"{share}:$system",
-            "statement_timeout": STATEMENT_TIMEOUT,
-        }
-        with Cluster(ensure_tree(VERSION), settings) as cluster:
-            runner = pgtap.Runner(cluster)
-            try:
-                runner.make_template()
-                validate(runner)
-            except RuntimeError as error:
-                return "invalid", str(error).strip().splitlines()[0]
-            built = share / "extension" / BUILT.name
-            checks = [pgtap_check(runner, path) for path in files_for(mutant, seconds)]
-            checks += [python_check(cluster, built, *words) for words in PYTHON_SUITE]
-            by = run_checks(checks, seconds)
-            return ("killed" if by else "survived"), by
+class Stand:
+    """Where mutants meet the suite, each in a copy of a server that has all but the extension."""
 
+    def __init__(self) -> None:
+        self.base = Cluster(ensure_tree(VERSION), TEST_SETTINGS)
 
-def play(mutant: Mutant, script: str, seconds: dict[str, float]) -> Verdict:
-    """Return what comes of one mutant."""
-    began = time.monotonic()
-    verdict, by = meet_suite(mutant, script, seconds)
-    took = round(time.monotonic() - began, 1)
-    return Verdict(mutant.group, mutant.name, digest_of(script), verdict, by[:300], took)
+    def __enter__(self) -> Self:
+        self.base.start()
+        pgtap.Runner(self.base).make_bare_template()
+        self.base.shut_down()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.base.stop()
+
+    def play(
+        self, mutant: Mutant, script: str, seconds: dict[str, float], at_once: int = 1
+    ) -> Verdict:
+        """Return what comes of one mutant, with so many of its checks at a time."""
+        began = time.monotonic()
+        verdict, by = self._meet_suite(mutant, script, seconds, at_once)
+        took = round(time.monotonic() - began, 1)
+        return Verdict(mutant.group, mutant.name, digest_of(script), verdict, by[:300], took)
+
+    def _meet_suite(
+        self, mutant: Mutant, script: str, seconds: dict[str, float], at_once: int
+    ) -> tuple[str, str]:
+        """Install a mutant, run the suite until a test fails; return the verdict and the test."""
+        with staged(script) as share:
+            settings = {
+                **TEST_SETTINGS,
+                "extension_control_path": f"{share}:$system",
+                "statement_timeout": STATEMENT_TIMEOUT,
+            }
+            with Cluster(self.base.tree, settings, copy_of=self.base) as cluster:
+                runner = pgtap.Runner(cluster)
+                try:
+                    runner.install()
+                    validate(runner)
+                except RuntimeError as error:
+                    return "invalid", str(error).strip().splitlines()[0]
+                built = share / "extension" / BUILT.name
+                checks = [pgtap_check(runner, path) for path in files_for(mutant, seconds)]
+                checks += [python_check(cluster, built, *words) for words in PYTHON_SUITE]
+                by = run_checks(checks, seconds, at_once)
+                return ("killed" if by else "survived"), by
 
 
 # ---- results
@@ -299,6 +316,8 @@ def judge(
 
 # ---- the run
 
+Play = Callable[[Mutant, str, dict[str, float]], Verdict]
+
 
 def describe(verdict: Verdict) -> str:
     return f"{verdict.seconds:6.1f} s  {verdict.verdict:<8}  {verdict.name}  {verdict.by}".rstrip()
@@ -318,8 +337,11 @@ def changes(mutant: Mutant) -> str:
 class Run:
     """Plays mutants, two at a time, but not what is known, and none after its time."""
 
-    def __init__(self, script: str, ledger: Ledger, *, again: bool, minutes: float) -> None:
+    def __init__(
+        self, script: str, ledger: Ledger, play: Play, *, again: bool, minutes: float
+    ) -> None:
         self.script = script
+        self.play = play
         self.ledger = ledger
         self.again = again
         self.end = time.monotonic() + 60 * minutes
@@ -347,7 +369,7 @@ class Run:
         if verdict is None or (self.again and verdict.verdict == "survived"):
             if time.monotonic() > self.end:
                 return None
-            verdict = play(mutant, changed, dict(self.seconds))
+            verdict = self.play(mutant, changed, dict(self.seconds))
             self.ledger.add(verdict)
             shown = changes(mutant) if verdict.verdict == "survived" else ""
             print(f"{describe(verdict)}{shown}", flush=True)
@@ -364,12 +386,12 @@ def read_seconds() -> dict[str, float]:
     return dict(json.loads(path.read_text())) if path.exists() else {}
 
 
-def check_unchanged(script: str, ledger: Ledger) -> bool:
+def check_unchanged(script: str, ledger: Ledger, stand: Stand) -> bool:
     """Whether the suite passes with nothing changed; if it has not been seen, look."""
     verdict = ledger.find(UNCHANGED, script)
     if verdict is None or verdict.verdict != "survived":
         seconds: dict[str, float] = {}
-        verdict = play(UNCHANGED, script, seconds)
+        verdict = stand.play(UNCHANGED, script, seconds, pgtap.JOBS)
         ledger.add(verdict)
         (RESULTS / "seconds.json").write_text(json.dumps(seconds, indent=1, sort_keys=True))
         if verdict.seconds > SUITE_SECONDS:
@@ -392,21 +414,21 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="play known survivors once more")
     arguments = parser.parse_args()
     exit_on_sigterm()
-    script = BUILT.read_text()
-    ledger = Ledger(RESULTS)
     print(f"seed of the generated set: {arguments.seed}", flush=True)
-    if not check_unchanged(script, ledger):
-        print("the suite fails with nothing changed, so it tells nothing")
-        return 1
-    by_hand = [Mutant("hand", name, edits) for name, edits in MUTANTS.items()]
-    random.Random(arguments.seed).shuffle(by_hand)  # so that a part is a sample of all planes
-    drawn = itertools.islice(generate(script, arguments.seed), 2 * arguments.count)
-    count = min(arguments.count, arguments.limit or arguments.count)
-    run = Run(script, ledger, again=arguments.again, minutes=arguments.minutes)
-    verdicts: list[Verdict] = []
-    for mutants, size in ((by_hand, arguments.limit), (drawn, count)):
-        wanted = (m for m in mutants if arguments.only in f"{m.group} {m.name}")
-        verdicts += run.play_set(wanted, size)
+    script, ledger = BUILT.read_text(), Ledger(RESULTS)
+    with Stand() as stand:
+        if not check_unchanged(script, ledger, stand):
+            print("the suite fails with nothing changed, so it tells nothing")
+            return 1
+        run = Run(script, ledger, stand.play, again=arguments.again, minutes=arguments.minutes)
+        by_hand = [Mutant("hand", name, edits) for name, edits in MUTANTS.items()]
+        random.Random(arguments.seed).shuffle(by_hand)  # so that a part is a sample of all planes
+        drawn = itertools.islice(generate(script, arguments.seed), 2 * arguments.count)
+        count = min(arguments.count, arguments.limit or arguments.count)
+        verdicts: list[Verdict] = []
+        for mutants, size in ((by_hand, arguments.limit), (drawn, count)):
+            wanted = (m for m in mutants if arguments.only in f"{m.group} {m.name}")
+            verdicts += run.play_set(wanted, size)
     rows, problems = judge(verdicts, read_reasons(SURVIVORS))
     if run.left:
         problems.append(f"no time for {run.left} mutants: the next run goes on with them")

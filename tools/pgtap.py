@@ -60,12 +60,16 @@ class Runner:
             check=False,
         )
 
-    def make_template(self) -> None:
+    def make_bare_template(self) -> None:
+        """Make the database that those of the files are copied from, without the extension."""
         extensions = ["pgtap"] + (["plpgsql_check"] if self.cluster.tree.version == 15 else [])
         self._must("postgres", "-c", f"CREATE DATABASE {TEMPLATE}")
         self._must(
             TEMPLATE, *(w for name in extensions for w in ("-c", f"CREATE EXTENSION {name}"))
         )
+
+    def install(self) -> None:
+        """Install the extension in the template."""
         self._must(TEMPLATE, "-f", REPO / "tools/template.sql")
 
     def run_file(self, path: Path) -> Report:
@@ -84,7 +88,8 @@ class Runner:
         """Run every file whose name holds the pattern."""
         files = [f for f in sorted(TESTS.rglob("*.sql")) if pattern in str(f.relative_to(TESTS))]
         if files:
-            self.make_template()
+            self.make_bare_template()
+            self.install()
         with ThreadPoolExecutor(JOBS) as pool:
             return list(pool.map(self.run_file, files))
 

@@ -304,7 +304,7 @@ class Cluster:
 
     By default it lies in memory if there is plenty, and flushes nothing, which suits tests;
     `durable=True` means a disk and PostgreSQL's own settings. The server ends with the thread that
-    started it, unless `detached`.
+    started it, unless `detached`. It may begin as a copy of another one that was shut down.
     """
 
     def __init__(
@@ -314,8 +314,10 @@ class Cluster:
         *,
         durable: bool = False,
         detached: bool = False,
+        copy_of: Cluster | None = None,
     ) -> None:
         self.tree = tree
+        self.copy_of = copy_of
         self.durable = durable
         self.detached = detached
         self.options = {"max_connections": "100", "jit": "off"}
@@ -352,7 +354,10 @@ class Cluster:
         self.directory.chmod(0o755)  # the socket is in here
         atexit.register(self.stop)
         data = self.directory / "data"
-        self._spawn([*self._make_data(), "-D", str(data)]).wait()
+        if self.copy_of:
+            run("cp", "-a", self.copy_of.directory / "data", data)
+        else:
+            self._spawn([*self._make_data(), "-D", str(data)]).wait()
         for _ in range(3):  # another process may take the free port before we do
             self.port = free_port()
             if self._launch():

@@ -61,13 +61,18 @@ class DatabaseServer:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="run the tests marked long as well")
+    parser.addoption("--share", metavar="I/N", help="of the chosen tests each Nth, from the Ith on")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "long: takes minutes; runs only with --long")
 
 
+@pytest.hookimpl(trylast=True)  # -k and -m have chosen by then
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if share := config.getoption("--share"):
+        first, number = map(int, share.split("/"))
+        items[:] = items[first - 1 :: number]
     if not config.getoption("--long"):
         for item in items:
             if item.get_closest_marker("long"):

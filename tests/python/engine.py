@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -266,4 +266,7 @@ def open_transaction(
         connection.execute("SET statement_timeout = '10s'")
         yield connection
     finally:
+        # A server does not wait for it when a connection is merely closed.
+        with suppress(psycopg.OperationalError):
+            connection.rollback()
         connection.close()

@@ -231,6 +231,34 @@ def test_g2_a_forged_token_changes_nothing(conn: psycopg.Connection) -> None:
     assert finish(conn, [attempt.item("completed")]) == ["done"]
 
 
+# Broken by a finish that takes no lock of the batch (_finish_attempts): it waits for the cancel.
+@pytest.mark.parametrize("outcome", ["completed", "retry"])
+def test_g2_a_finish_is_told_that_its_batch_is_busy(
+    database: Database, conn: psycopg.Connection, outcome: str
+) -> None:
+    first, _ = insert_many(conn, 2)
+    [_, attempt] = claim(conn)
+    conn.execute("SET statement_timeout = '5s'")
+    with open_transaction(database) as canceller:
+        assert value(canceller, "SELECT awa.cancel_job(%s)", first) == "cancelled_running"
+        assert finish(conn, [attempt.item(outcome)]) == ["busy"]
+    assert finish(conn, [attempt.item(outcome)]) == ["done"]
+
+
+# Broken by a cancel that notifies nobody (_cancel_running).
+def test_g2_a_cancel_of_a_running_job_is_notified(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    job_id = insert(conn)
+    claim(conn)
+    channel = value(conn, "SELECT (awa.claim_status('default')).channel")
+    with database.connect() as listener:
+        listener.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
+        assert value(conn, "SELECT awa.cancel_job(%s)", job_id) == "cancelled_running"
+        heard = [n.payload for n in listener.notifies(timeout=WAIT_SECONDS, stop_after=1)]
+    assert heard == ["cancel"]
+
+
 # Broken by going on at the position of the second look, without its lock (_lock_ready).
 @pytest.mark.parametrize(
     "change",

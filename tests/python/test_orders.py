@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from interleaver import MUTANTS
-from interleaver.orders import CALLS, Scene, new_scene, play_all, play_some
+from interleaver.orders import CALLS, Theatre, new_theatre, play_all, play_some
 
 if TYPE_CHECKING:
     from conftest import DatabaseServer
@@ -37,35 +37,31 @@ FOUND = [
 
 
 @pytest.fixture(scope="module")
-def scene(server: DatabaseServer) -> Iterator[Scene]:
-    """Where every order begins."""
-    with new_scene(server.dsn) as scene:
-        yield scene
+def theatre(server: DatabaseServer) -> Iterator[Theatre]:
+    """Where every order begins with the same scene."""
+    with new_theatre(server.dsn) as theatre:
+        yield theatre
 
 
 @pytest.mark.parametrize("pair", SHORT, ids=" and ".join)
-def test_no_order_of_some_pairs_breaks_the_engine(
-    server: DatabaseServer, scene: Scene, pair: tuple[str, str]
-) -> None:
-    assert play_some(server.dsn, scene, pair, SEED, 3).broken is None
+def test_no_order_of_some_pairs_breaks_the_engine(theatre: Theatre, pair: tuple[str, str]) -> None:
+    assert play_some(theatre, pair, SEED, 3).broken is None
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("pair", PAIRS, ids=" and ".join)
-def test_no_order_of_any_pair_breaks_the_engine(
-    server: DatabaseServer, scene: Scene, pair: tuple[str, str]
-) -> None:
-    played = play_all(server.dsn, scene, pair)
+def test_no_order_of_any_pair_breaks_the_engine(theatre: Theatre, pair: tuple[str, str]) -> None:
+    played = play_all(theatre, pair)
     print(played.orders, "orders")
     assert played.broken is None, played.broken
 
 
 @pytest.mark.parametrize("names", TRIPLES, ids=" and ".join)
 def test_no_chosen_order_of_three_calls_breaks_the_engine(
-    server: DatabaseServer, scene: Scene, names: tuple[str, ...], request: pytest.FixtureRequest
+    theatre: Theatre, names: tuple[str, ...], request: pytest.FixtureRequest
 ) -> None:
     count = 100 if request.config.getoption("--long") else 2
-    played = play_some(server.dsn, scene, names, SEED, count)
+    played = play_some(theatre, names, SEED, count)
     assert played.broken is None, played.broken
 
 
@@ -73,5 +69,5 @@ def test_no_chosen_order_of_three_calls_breaks_the_engine(
 def test_an_order_breaks_a_mutant(
     server: DatabaseServer, mutant: str, pair: tuple[str, str]
 ) -> None:
-    with new_scene(server.dsn, MUTANTS[mutant]) as scene:
-        assert play_all(server.dsn, scene, pair).broken is not None
+    with new_theatre(server.dsn, MUTANTS[mutant]) as theatre:
+        assert play_all(theatre, pair).broken is not None

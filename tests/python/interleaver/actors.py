@@ -43,7 +43,7 @@ class Actor:
 
     def connect(self) -> None:
         """Open its connection, or another one where the server has ended it."""
-        self.db = psycopg.connect(self.world.dsn, prepare_threshold=None)
+        self.db = self.world.new_connection()
         self.db.execute(f"SET lock_timeout = '{LOCK_TIMEOUT}'")
         self.db.execute("SELECT setseed(0)")
         self.db.commit()

@@ -3,7 +3,8 @@
 Each call is a transaction on a connection of its own. It stops where it meets a pause point for the
 first time, up to four times, and once more before its commit. An order says who goes on next; all
 orders of a pair are found by going back to the last place where somebody else could have gone on.
-Everything starts from the same scene, and the ledger must explain what is left.
+Everything starts from the same scene, and the ledger must explain what is left. One database and
+its sessions serve all orders: between two of them everything is put back.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 
 import psycopg
 
+from rewind import go_back, remember
 from tools.edits import Edit
 
 from .actors import (
@@ -42,13 +44,13 @@ from .world import World, new_database
 
 SOON = '{"deadline_seconds": 0.001}'  # in a play every deadline has passed
 GIVE_UP_SECONDS = 30
+KEPT_FILES = 200  # orders whose truncated files stay until the next checkpoint
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A database to copy, what the ledger knows of it, and what the calls are about."""
+    """What the ledger knows before an order begins, and what the calls are about."""
 
-    database: str
     ledger: Ledger
     waiting: int
     failed: int
@@ -206,17 +208,64 @@ def end(world: World, token: Token, outcome: str, wish: str) -> None:
     world.ledger.end(token, wish)
 
 
+class Theatre(World):
+    """Where orders are played, one after the other, each from the same scene."""
+
+    def __init__(self, dsn: str) -> None:
+        self.idle: list[psycopg.Connection] = []
+        super().__init__(dsn, seed=0)
+        self.scene = play_scene(self)
+        self.leave()
+        remember(self.monitor)
+        self.orders = 0
+
+    def new_connection(self) -> psycopg.Connection:
+        return self.idle.pop() if self.idle else super().new_connection()
+
+    def leave(self) -> None:
+        """Let the actors of an order go; where it broke, end what they are about."""
+        for actor in self.actors:
+            if actor.thread:
+                self.query("SELECT pg_terminate_backend(%s, 10000)", actor.pid)
+                actor.thread.join()
+                actor.db.close()
+            else:
+                actor.db.rollback()
+                self.idle.append(actor.db)
+        self.query("SELECT pg_advisory_unlock_all()")
+        self.actors.clear()
+        self.moves.clear()
+
+    def begin(self) -> Scene:
+        """Put everything back; return the scene with a ledger of its own."""
+        self.leave()
+        go_back(self.monitor)
+        self.query("SELECT setseed(0)")
+        self.orders += 1
+        if self.orders % KEPT_FILES == 0:
+            self.monitor.execute("CHECKPOINT")
+        self.ledger = copy.deepcopy(self.scene.ledger)
+        self.marks = itertools.count(1000)
+        return replace(self.scene, ledger=self.ledger)
+
+    def __exit__(self, *words: object) -> None:
+        self.leave()
+        super().__exit__(*words)
+        for connection in self.idle:
+            connection.close()
+
+
 @contextmanager
-def new_scene(server_dsn: str, edits: Sequence[Edit] = ()) -> Iterator[Scene]:
+def new_theatre(server_dsn: str, edits: Sequence[Edit] = ()) -> Iterator[Theatre]:
     """A database in which every call has something to do."""
-    name = f"scene_{uuid.uuid4().hex[:12]}"
-    with new_database(server_dsn, name, edits) as dsn:
-        with World(dsn, seed=0) as world:
-            scene = play_scene(world, name)
-        yield scene
+    with (
+        new_database(server_dsn, f"orders_{uuid.uuid4().hex[:12]}", edits) as dsn,
+        Theatre(dsn) as theatre,
+    ):
+        yield theatre
 
 
-def play_scene(world: World, name: str) -> Scene:
+def play_scene(world: World) -> Scene:
     claimer = Claimer(world, "owner")
     world.actors.append(claimer)
     finish_one_job(world)
@@ -243,7 +292,7 @@ def play_scene(world: World, name: str) -> Scene:
     for ring in ("queue", "claim"):
         world.tick(f"prune_{ring}")  # a slot is released, so that the next time it is emptied
     tokens = {token.job_id == leased: token for token in world.ledger.open}
-    return Scene(name, world.ledger, waiting, failed, tokens[False], tokens[True])
+    return Scene(world.ledger, waiting, failed, tokens[False], tokens[True])
 
 
 # ---- orders
@@ -276,25 +325,21 @@ class Order:
         return None
 
 
-def play_order(server_dsn: str, scene: Scene, names: Sequence[str], order: Order) -> str | None:
-    """Make the calls in one order in a copy of the scene; return what broke."""
-    name = f"order_{uuid.uuid4().hex[:12]}"
-    with new_database(server_dsn, name, template=scene.database) as dsn, World(dsn, 0) as world:
-        world.ledger = copy.deepcopy(scene.ledger)
-        world.marks = itertools.count(1000)
-        scene = replace(scene, ledger=world.ledger)
-        steppers = [new_stepper(world, scene, name, n) for n, name in enumerate(names)]
-        try:
-            while left := [n for n, stepper in enumerate(steppers) if not stepper.has_ended]:
-                for number in left:
-                    if steppers[number].is_blocked:
-                        steppers[number].wait()
-                able = [number for number in left if not steppers[number].is_blocked]
-                if able:
-                    steppers[order.choose(able)].move()
-            check_the_end(world)
-        except Broken as error:
-            return "\n    ".join([str(error), *world.moves])
+def play_order(theatre: Theatre, names: Sequence[str], order: Order) -> str | None:
+    """Make the calls in one order; return what broke."""
+    scene = theatre.begin()
+    steppers = [new_stepper(theatre, scene, name, n) for n, name in enumerate(names)]
+    try:
+        while left := [n for n, stepper in enumerate(steppers) if not stepper.has_ended]:
+            for number in left:
+                if steppers[number].is_blocked:
+                    steppers[number].wait()
+            able = [number for number in left if not steppers[number].is_blocked]
+            if able:
+                steppers[order.choose(able)].move()
+        check_the_end(theatre)
+    except Broken as error:
+        return "\n    ".join([str(error), *theatre.moves])
     return None
 
 
@@ -328,28 +373,23 @@ class Played:
     broken: str | None
 
 
-def play_all(
-    server_dsn: str, scene: Scene, names: Sequence[str], most: int | None = None
-) -> Played:
-    """Play every order of some calls, or the first ones."""
+def play_all(theatre: Theatre, names: Sequence[str]) -> Played:
+    """Play every order of some calls, until one breaks."""
     count = 0
-    wanted: list[int] = []
-    while most is None or count < most:
+    wanted: list[int] | None = []
+    while wanted is not None:
         order = Order(wanted)
         count += 1
-        if broken := play_order(server_dsn, scene, names, order):
+        if broken := play_order(theatre, names, order):
             return Played(count, broken)
-        following = order.next()
-        if following is None:
-            break
-        wanted = following
+        wanted = order.next()
     return Played(count, None)
 
 
-def play_some(server_dsn: str, scene: Scene, names: Sequence[str], seed: int, count: int) -> Played:
-    """Play orders that a seed chooses."""
+def play_some(theatre: Theatre, names: Sequence[str], seed: int, count: int) -> Played:
+    """Play orders that a seed chooses, until one breaks."""
     chooser = random.Random(seed)
     for number in range(1, count + 1):
-        if broken := play_order(server_dsn, scene, names, Order((), chooser)):
+        if broken := play_order(theatre, names, Order((), chooser)):
             return Played(number, broken)
     return Played(count, None)

@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import psycopg
 
@@ -116,7 +116,7 @@ class World:
         self.monitor.execute(f"SET lock_timeout = '{LOCK_TIMEOUT}'")
         self.monitor.execute("SELECT setseed(0)")
 
-    def __enter__(self) -> World:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -128,6 +128,9 @@ class World:
         self.monitor.close()
 
     # ---- what actors need
+
+    def new_connection(self) -> psycopg.Connection:
+        return psycopg.connect(self.dsn, prepare_threshold=None)
 
     def log(self, line: str) -> None:
         self.moves.append(line)

@@ -20,7 +20,7 @@ HOLD_SECONDS = 2.0  # a commit held open longer than this counts
 OWN_KIND = "own"  # completes in its own transaction, so it is claimed one job per batch
 BACKLOG = 1500  # producers pause beyond it, so that the ring can turn
 SLOTS = 64
-KEYS = 100  # unique keys that all producers share
+KEYS = 20  # unique keys that all producers share
 
 
 class Board:
@@ -146,7 +146,7 @@ class Producer:
 
     def _insert_one(self, conn: psycopg.Connection, effects: list[Effect]) -> None:
         job, token = self._job(), self._token()
-        key = f"{self.rng.randrange(KEYS):032x}" if self.rng.random() < 0.08 else None
+        key = f"{self.rng.randrange(KEYS):032x}" if self.rng.random() < 0.15 else None
         if key:
             assert isinstance(job["opts"], dict)
             job["opts"] |= {"unique": {"key": key}}

@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import psycopg
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from psycopg.types.json import Jsonb
 
 from stateful.model import (
@@ -42,6 +42,7 @@ queues = st.sampled_from(ALL_QUEUES)
 picks = st.integers(0, 999)  # which of the jobs that a rule may take
 delays = st.sampled_from((0, 0, 1, 5, 40, 700))
 workers = st.sampled_from(WORKERS)
+outcomes = st.sampled_from(("completed", "retry", "snooze", "cancel", "fail", "released"))
 options = st.fixed_dictionaries(
     {
         "queue": queues,
@@ -56,9 +57,36 @@ options = st.fixed_dictionaries(
 Options = dict[str, Any]
 
 
-def some(*states: str) -> Callable[[Any], bool]:
-    """A rule is for when there are jobs in some states."""
-    return lambda self: bool(self.model.among(*states))
+When = Callable[[Any], object]
+
+
+class Call(NamedTuple):
+    """What may be drawn: a method with its arguments, how often, and when."""
+
+    weight: int
+    when: When
+    arguments: st.SearchStrategy[dict[str, Any]]
+
+
+# Of rules hypothesis leaves out, by its design, many in each play, and a job needs many calls to
+# get anywhere. So there is one rule, which draws the call.
+CALLS: dict[str, Call] = {}
+Method = TypeVar("Method", bound=Callable[..., None])
+
+
+def call(weight: int = 1, when: When = bool, **arguments: Any) -> Callable[[Method], Method]:
+    """Let a method be drawn."""
+
+    def register(method: Method) -> Method:
+        CALLS[method.__name__] = Call(weight, when, st.fixed_dictionaries(arguments))
+        return method
+
+    return register
+
+
+def some(*states: str) -> When:
+    """When there are jobs in some states."""
+    return lambda self: self.model.among(*states)
 
 
 class Machine(RuleBasedStateMachine):
@@ -75,19 +103,25 @@ class Machine(RuleBasedStateMachine):
         self.looked_at = 0  # when rescue looked last
         self.touched: set[int] = set()
 
+    @rule(data=st.data())
+    def step(self, data: st.DataObject) -> None:
+        names = [name for name, one in CALLS.items() if one.when(self) for _ in range(one.weight)]
+        name = data.draw(st.sampled_from(names), label="call")
+        getattr(self, name)(**data.draw(CALLS[name].arguments, label=name))
+
     # ---- time and calls
 
     def wait(self, milliseconds: int = 1) -> None:
         self.model.now += milliseconds
         self.stage.set_clock(self.model.now)
 
-    def call(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
+    def ask(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
         """Make a call, a moment later than the last one."""
         self.wait()
         return self.stage.rows(sql, *values)
 
     def value(self, sql: str, *values: object) -> Any:
-        [(value, *_)] = self.call(sql, *values)
+        [(value, *_)] = self.ask(sql, *values)
         return value
 
     def attempt(self, body: Callable[[], Any]) -> tuple[Any, str]:
@@ -163,10 +197,14 @@ class Machine(RuleBasedStateMachine):
     def insert_row(self, call: dict[str, Any]) -> tuple[Any, ...]:
         names = ("kind", "args", "queue", "priority", "max_attempts", "opts")
         values = [Jsonb(call[n]) if n in ("args", "opts") else call[n] for n in names]
-        [row] = self.call(self.INSERT, *values)
+        [row] = self.ask(self.INSERT, *values)
         return row
 
-    @rule(options=options, conflict=st.sampled_from(("return", "return", "raise", "replace")))
+    @call(
+        weight=3,
+        options=options,
+        conflict=st.sampled_from(("return", "return", "raise", "replace")),
+    )
     def insert(self, options: Options, conflict: str) -> None:
         call, job = self.arguments(options, conflict)
         answer, refused = self.attempt(lambda: self.insert_row(call))
@@ -182,7 +220,13 @@ class Machine(RuleBasedStateMachine):
             if holder.state == "available":
                 self.model.enqueue(holder)
 
-    @rule(options=options)
+    @call(weight=2, when=some("running"), number=picks, options=options)
+    def insert_beside_one_that_runs(self, number: int, options: Options) -> None:
+        """With the key of a running job, if it has one."""
+        job = self.pick(number, "running")
+        self.insert(options | {"key": job.key}, "return")
+
+    @call(options=options)
     def insert_plain(self, options: Options) -> None:
         """The shortest way, which has code of its own."""
         plain = options | {"delay": 0, "key": None, "max_attempts": 25, "deadline": None}
@@ -191,28 +235,28 @@ class Machine(RuleBasedStateMachine):
         call, job = self.arguments(plain)
         self.inserted(job, self.insert_row(call), 0)
 
-    @rule(options=options)
+    @call(options=options)
     def insert_and_roll_back(self, options: Options) -> None:
         call, _ = self.arguments(options | {"key": None})
         with self.stage.conn.transaction(force_rollback=True):
             self.insert_row(call)
         self.wait()  # the clock went back as well
 
-    @rule(several=st.lists(options, min_size=1, max_size=4))
+    @call(weight=2, several=st.lists(options, min_size=1, max_size=4))
     def insert_jobs(self, several: list[Options]) -> None:
         pairs = [self.arguments(options) for options in several]
-        rows = self.call(
+        rows = self.ask(
             "SELECT job_id, state::text, duplicate FROM awa.insert_jobs(%s)",
             Jsonb([call for call, _ in pairs]),
         )
         for (_, job), answer, options in zip(pairs, rows, several, strict=True):
             self.inserted(job, answer, options["delay"])
 
-    @rule(options=options, count=st.integers(1, 5))
+    @call(options=options, count=st.integers(1, 5))
     def insert_many(self, options: Options, count: int) -> None:
         pairs = [self.arguments(options | {"key": None}) for _ in range(count)]
         call = pairs[0][0]
-        rows = self.call(
+        rows = self.ask(
             "SELECT awa.insert_many('k', %s::jsonb[], %s, %s, %s, NULL, %s)",
             [Jsonb(call["args"]) for call, _ in pairs],
             *(call[n] for n in ("queue", "priority", "max_attempts")),
@@ -229,7 +273,7 @@ class Machine(RuleBasedStateMachine):
         " FROM awa.claim_ready_runtime(%s, %s, %s, %s)"
     )
 
-    @rule(
+    @call(
         queue=queues,
         limit=st.sampled_from((1, 2, 5, 50)),
         worker=workers,
@@ -242,7 +286,7 @@ class Machine(RuleBasedStateMachine):
         opts: Options = {"deadline_seconds": deadline} if deadline else {}
         if separate:
             opts["separate"] = ["k"]
-        rows = self.call(self.CLAIM, queue, limit, worker, Jsonb(opts))
+        rows = self.ask(self.CLAIM, queue, limit, worker, Jsonb(opts))
         lanes = self.model.lanes(queue)
         expected = min(limit, sum(len(lane) for lane in lanes.values()))
         assert len(rows) == expected, f"{len(rows)} of {expected} claimed: {rows} of {lanes}"
@@ -257,13 +301,39 @@ class Machine(RuleBasedStateMachine):
             assert job is lane.pop(0), f"{row} was claimed out of its order"
             self.started(job, row, worker, deadline)
         if not rows:
-            [(reason,)] = self.call("SELECT reason FROM awa.claim_status(%s)", queue)
+            [(reason,)] = self.ask("SELECT reason FROM awa.claim_status(%s)", queue)
             assert (reason == "paused") == (queue in self.model.paused), reason
 
-    @rule(queue=queues, limit=st.sampled_from((1, 50)), worker=workers)
+    @call(
+        weight=2,
+        when=some("available"),
+        number=picks,
+        limit=st.sampled_from((1, 5)),
+        worker=workers,
+    )
+    def claim_what_waits(self, number: int, limit: int, worker: str) -> None:
+        """As claim, but most queues are empty most of the time."""
+        self.claim(self.pick(number, "available").queue, limit, worker, None, separate=False)
+
+    @call(
+        weight=4,
+        when=some("available"),
+        number=picks,
+        worker=workers,
+        ends=st.lists(outcomes, min_size=1, max_size=5),
+    )
+    def work(self, number: int, worker: str, ends: list[str]) -> None:
+        """What a worker does: claim some, and end them."""
+        before = {job.job_id for job in self.model.among("running")}
+        self.claim_what_waits(number, len(ends), worker)
+        jobs = [job for job in self.model.among("running") if job.job_id not in before]
+        for job, outcome in zip(jobs, ends, strict=False):
+            self.end_attempt(job, outcome, {"delay_seconds": 1} if outcome == "snooze" else {})
+
+    @call(queue=queues, limit=st.sampled_from((1, 50)), worker=workers)
     def claim_and_roll_back(self, queue: str, limit: int, worker: str) -> None:
         with self.stage.conn.transaction(force_rollback=True):
-            self.call(self.CLAIM, queue, limit, worker, Jsonb({}))
+            self.ask(self.CLAIM, queue, limit, worker, Jsonb({}))
         self.wait()
 
     def started(self, job: Job, row: tuple[Any, ...], worker: str, deadline: int | None) -> None:
@@ -285,16 +355,18 @@ class Machine(RuleBasedStateMachine):
 
     # ---- ends of attempts
 
-    def close(self, job: Job, outcome: str, **fields: Any) -> str:
-        token = job.token
-        assert token
-        sql = "SELECT result, reason FROM awa.finish_jobs(%s, %s)"
-        return str(self.value(sql, token.owner, Jsonb([token.item(outcome, **fields)])))
+    FINISH = "SELECT result FROM awa.finish_jobs(%s, %s)"
 
-    @precondition(some("running"))
-    @rule(
+    def close(self, token: Token | None, outcome: str, **fields: Any) -> str:
+        assert token
+        items = Jsonb([token.item(outcome, **fields)])
+        return str(self.value(self.FINISH, token.owner, items))
+
+    @call(
+        weight=4,
+        when=some("running"),
         number=picks,
-        outcome=st.sampled_from(("completed", "retry", "snooze", "cancel", "fail", "released")),
+        outcome=outcomes,
         delay=st.sampled_from((0, 1, 30)),
         has_delay=st.booleans(),
         is_unknown=st.booleans(),
@@ -308,15 +380,17 @@ class Machine(RuleBasedStateMachine):
             fields["delay_seconds"] = delay
         if outcome == "released" and is_unknown:
             fields["reason"] = "unknown_kind"
+        self.end_attempt(job, outcome, fields)
+
+    def end_attempt(self, job: Job, outcome: str, fields: Options) -> None:
         if outcome in ("retry", "fail"):
             fields["error"] = "on purpose"
-        answer = self.close(job, outcome, **fields)
+        answer = self.close(job.token, outcome, **fields)
         assert answer == "done", f"finish of {job} as {outcome} was answered {answer}"
         delayed = fields["delay_seconds"] * SECOND if "delay_seconds" in fields else None
         self.model.finish(job, outcome, delayed, fields.get("reason", ""))
 
-    @precondition(some("running"))
-    @rule(number=picks)
+    @call(weight=2, when=some("running"), number=picks)
     def complete_batch(self, number: int) -> None:
         token = self.pick(number, "running").token
         assert token
@@ -326,7 +400,7 @@ class Machine(RuleBasedStateMachine):
             if job.token and job.token.batch_id == token.batch_id
         ]
         positions = [job.token.position for job in jobs if job.token]
-        rows = self.call(
+        rows = self.ask(
             "SELECT result, job_id, run_lease FROM awa.complete_jobs(%s, %s, %s, %s)",
             token.owner,
             token.claim_slot,
@@ -340,8 +414,7 @@ class Machine(RuleBasedStateMachine):
 
     COMPLETE = "SELECT outcome FROM awa.complete_job(%s, %s, %s, %s, %s)"
 
-    @precondition(some("running"))
-    @rule(number=picks, rolls_back=st.booleans())
+    @call(weight=2, when=some("running"), number=picks, rolls_back=st.booleans())
     def complete_one(self, number: int, rolls_back: bool) -> None:
         job = self.pick(number, "running")
         assert job.token
@@ -351,8 +424,12 @@ class Machine(RuleBasedStateMachine):
             self.model.finish(job, "completed")
         self.wait()  # a rollback takes the clock back as well
 
-    @precondition(lambda self: bool(self.model.old))
-    @rule(number=picks, way=st.sampled_from(("complete_job", "progress", "completed", "retry")))
+    @call(
+        weight=2,
+        when=lambda self: self.model.old,
+        number=picks,
+        way=st.sampled_from(("complete_job", "progress", "completed", "retry")),
+    )
     def use_an_old_token(self, number: int, way: str) -> None:
         """What an attempt does after its end changes nothing, and is told so."""
         token = self.model.old[number % len(self.model.old)].token
@@ -364,17 +441,12 @@ class Machine(RuleBasedStateMachine):
             assert self.value(self.PROGRESS, *token.numbers, Jsonb(0)) is False, token
         else:
             fields = {"delay_seconds": 1} if way == "retry" else {}
-            answer = self.value(
-                "SELECT result FROM awa.finish_jobs(%s, %s)",
-                token.owner,
-                Jsonb([token.item(way, **fields)]),
-            )
+            answer = self.close(token, way, **fields)
             assert answer in ("already_done", "stale"), f"{token} was finished again: {answer}"
 
     STATUS = "SELECT awa.attempt_status(%s, %s, %s, %s, %s)"
 
-    @precondition(lambda self: bool(self.model.old))
-    @rule(number=picks)
+    @call(weight=2, when=lambda self: self.model.old, number=picks)
     def ask_for_an_old_attempt(self, number: int) -> None:
         """Its evidence stays for a while; later the end of the job may still tell."""
         old = self.model.old[number % len(self.model.old)]
@@ -386,15 +458,14 @@ class Machine(RuleBasedStateMachine):
 
     PROGRESS = "SELECT awa.set_progress(%s, %s, %s, %s, %s, %s)"
 
-    @precondition(some("running"))
-    @rule(number=picks, progress=st.integers(1, 9))
+    @call(weight=2, when=some("running"), number=picks, progress=st.integers(1, 9))
     def set_progress(self, number: int, progress: int) -> None:
         job = self.pick(number, "running")
         assert job.token
         assert self.value(self.PROGRESS, *job.token.numbers, Jsonb(progress)) is True, job
         job.progress = progress
 
-    @rule(worker=workers, forgets=st.booleans(), holds_all=st.booleans())
+    @call(weight=2, worker=workers, forgets=st.booleans(), holds_all=st.booleans())
     def heartbeat(self, worker: str, forgets: bool, holds_all: bool) -> None:
         jobs = [
             job for job in self.model.among("running") if job.token and job.token.owner == worker
@@ -405,15 +476,16 @@ class Machine(RuleBasedStateMachine):
             for t in (job.token for job in jobs[forgets:])
             if t
         ]
-        self.call("SELECT awa.heartbeat(%s, %s)", worker, None if holds_all else Jsonb(holds))
+        self.ask("SELECT awa.heartbeat(%s, %s)", worker, None if holds_all else Jsonb(holds))
         self.workers[worker].beats.append((self.model.now, None if holds_all else held))
 
     # ---- changes by operators
 
-    @precondition(lambda self: bool(self.model.jobs))
-    @rule(number=picks)
+    @call(weight=2, when=lambda self: self.model.jobs, number=picks)
     def cancel(self, number: int) -> None:
-        job = self.pick(number, *WAITING, "running", *ENDED, "dead", "gone")
+        self.cancel_job(self.pick(number, *WAITING, "running", *ENDED, "dead", "gone"))
+
+    def cancel_job(self, job: Job) -> None:
         was = job.state
         answer = self.value("SELECT awa.cancel_job(%s)", job.job_id)
         if was in WAITING:
@@ -428,7 +500,7 @@ class Machine(RuleBasedStateMachine):
             right = {f"already_{was}"} | (set() if self.model.is_kept(job) else {"pruned"})
         assert answer in right, f"cancel of {job} was answered {answer}"
 
-    @rule(key=st.sampled_from(KEYS))
+    @call(key=st.sampled_from(KEYS))
     def cancel_by_key(self, key: str) -> None:
         sql = "SELECT awa.cancel_by_unique_key(decode(%s, 'hex'))"
         answer = self.value(sql, digits(key))
@@ -443,8 +515,13 @@ class Machine(RuleBasedStateMachine):
         else:
             self.model.end(holder, "cancelled")
 
-    @precondition(lambda self: bool(self.model.jobs))
-    @rule(number=picks, delay=delays, queue=st.sampled_from((None, None, *ALL_QUEUES)))
+    @call(
+        weight=4,
+        when=lambda self: self.model.jobs,
+        number=picks,
+        delay=delays,
+        queue=st.sampled_from((None, None, *ALL_QUEUES)),
+    )
     def retry_job(self, number: int, delay: int, queue: str | None) -> None:
         job = self.pick(number, *WAITING, "running", *ENDED, "dead", "gone")
         opts: Options = {"delay_seconds": delay} if delay else {}
@@ -466,8 +543,9 @@ class Machine(RuleBasedStateMachine):
             if queue:
                 job.queue, job.shard = queue, job.shard % SHARDS.get(queue, 1)
 
-    @precondition(some(*WAITING, "running"))
-    @rule(
+    @call(
+        weight=3,
+        when=some(*WAITING, "running"),
         number=picks,
         delay=st.sampled_from((None, 0, 5, 700)),
         queue=st.sampled_from((None, None, *ALL_QUEUES)),
@@ -503,20 +581,19 @@ class Machine(RuleBasedStateMachine):
             self.model.enqueue(job)
         assert answer == job.state, f"update of {was} by {changes} was answered {answer}"
 
-    @rule(queue=queues)
+    @call(queue=queues)
     def pause(self, queue: str) -> None:
         answer = self.value("SELECT awa.pause_queue(%s)", queue)
         assert answer == (queue not in self.model.paused)
         self.model.paused.add(queue)
 
-    @precondition(lambda self: bool(self.model.paused))
-    @rule(number=picks)
+    @call(weight=2, when=lambda self: self.model.paused, number=picks)
     def resume(self, number: int) -> None:
         queue = sorted(self.model.paused)[number % len(self.model.paused)]
         assert self.value("SELECT awa.resume_queue(%s)", queue) is True
         self.model.paused.remove(queue)
 
-    @rule(queue=queues)
+    @call(queue=queues)
     def drain(self, queue: str) -> None:
         waiting = [job for job in self.model.among(*WAITING) if job.queue == queue]
         answer = self.value("SELECT awa.drain_queue(%s)", queue)
@@ -524,8 +601,7 @@ class Machine(RuleBasedStateMachine):
         for job in waiting:
             self.model.end(job, "cancelled")
 
-    @precondition(some("dead"))
-    @rule(number=picks, delay=delays)
+    @call(weight=2, when=some("dead"), number=picks, delay=delays)
     def retry_dlq(self, number: int, delay: int) -> None:
         job = self.pick(number, "dead")
         sql = "SELECT state::text FROM awa.retry_dlq(%s, %s)"
@@ -535,8 +611,7 @@ class Machine(RuleBasedStateMachine):
         assert revived == (not refused), f"retry of {job}: {answer} {self.refusal}"
         assert answer == (job.state if revived else None), f"retry of {job}: {answer}"
 
-    @precondition(some("dead"))
-    @rule(number=picks)
+    @call(when=some("dead"), number=picks)
     def purge_dlq(self, number: int) -> None:
         job = self.pick(number, "dead")
         assert self.value("SELECT awa.purge_dlq(%s)", job.job_id) is True, job
@@ -544,25 +619,25 @@ class Machine(RuleBasedStateMachine):
 
     # ---- maintenance
 
-    @rule(step=st.sampled_from(STEPS), seconds=st.sampled_from((0, 16, 310)))
+    @call(weight=2, step=st.sampled_from(STEPS), seconds=st.sampled_from((0, 16, 310)))
     def tick_and_roll_back(self, step: str, seconds: int) -> None:
         """What sequences remember stays, and must not matter."""
         self.wait(seconds * SECOND + 1)
         with self.stage.conn.transaction(force_rollback=True):
             self.stage.tick(step)
 
-    @rule(seconds=st.sampled_from((1, 6, 25, 70, 310, 800)))
+    @call(weight=2, seconds=st.sampled_from((1, 6, 25, 70, 310, 800)))
     def pass_time(self, seconds: int) -> None:
         self.wait(seconds * SECOND)
 
-    @rule()
+    @call(weight=3)
     def promote(self) -> None:
         """Refill looks every 15 seconds, and then nothing that is due may stay behind."""
         self.wait(16 * SECOND)
         self.stage.tick("refill", "promote")
         self.model.promote()
 
-    @rule(passes=st.integers(1, 2))
+    @call(weight=2, passes=st.integers(1, 2))
     def rescue(self, passes: int) -> None:
         for _ in range(passes):
             self.wait(11 * SECOND)
@@ -608,14 +683,14 @@ class Machine(RuleBasedStateMachine):
         is_old = self.model.now - job.claimed_at > SILENCE
         return is_old and (not beats or beats[-1][0] < self.looked_at - SILENCE)
 
-    @rule(ring=st.sampled_from(("queue", "claim")), seconds=st.sampled_from((1, 21)))
+    @call(weight=2, ring=st.sampled_from(("queue", "claim")), seconds=st.sampled_from((1, 21)))
     def rotate(self, ring: str, seconds: int) -> None:
         self.wait(seconds * SECOND)
         self.stage.tick(f"plan_{ring}")
         self.wait()
         self.stage.tick(f"publish_{ring}")
 
-    @rule(ring=st.sampled_from(("queue", "claim", "deferred", "attempts")))
+    @call(weight=2, ring=st.sampled_from(("queue", "claim", "deferred", "attempts")))
     def prune(self, ring: str) -> None:
         for _ in range(3):  # a slot is released first, and emptied later
             self.wait(6 * SECOND)
@@ -632,18 +707,18 @@ class Machine(RuleBasedStateMachine):
         self.model.had_no_room |= not queue_room
         self.model.lost_evidence |= not (queue_room and claim_room)
 
-    @rule()
+    @call(weight=2)
     def evacuate(self) -> None:
         self.wait()
         outcome = self.stage.tick("evacuate")["evacuate"]
         assert outcome != "contended"
 
-    @rule(step=st.sampled_from(("unique_keys", "instances", "hints", "verify")))
+    @call(step=st.sampled_from(("unique_keys", "instances", "hints", "verify")))
     def keep_house(self, step: str) -> None:
         self.wait()
         self.stage.tick(step)
 
-    @rule()
+    @call()
     def expire(self) -> None:
         self.wait()
         self.stage.tick("expire")
@@ -651,15 +726,17 @@ class Machine(RuleBasedStateMachine):
             if not self.model.is_kept(job):
                 job.state = "gone"
 
-    @rule()
+    @call()
     def verify(self) -> None:
-        rows = self.call("SELECT step, outcome FROM awa.verify()")
+        rows = self.ask("SELECT step, outcome FROM awa.verify()")
         assert {outcome for _, outcome in rows} == {"done"}, rows
 
-    @rule()
+    @call()
     def turn(self) -> None:
-        """Both rings as far as they go, with all that makes room."""
+        """Both rings as far as they go, with all that makes room. An idle ring does not turn."""
         for _ in range(QUEUE_SLOTS):
+            self.insert_plain({"queue": "plain", "priority": 2})
+            self.cancel_job(max(self.model.among("available"), key=lambda job: job.place))
             self.wait(21 * SECOND)
             steps = ("plan_queue", "plan_claim", "publish_queue", "publish_claim", "evacuate")
             for step in steps:
@@ -736,7 +813,7 @@ class Machine(RuleBasedStateMachine):
         if not hasattr(self, "model") or sys.exc_info()[0]:
             return
         for queue in sorted(self.model.paused):
-            self.call("SELECT awa.resume_queue(%s)", queue)
+            self.ask("SELECT awa.resume_queue(%s)", queue)
         self.model.paused.clear()
         for _ in range(60):
             left = self.model.among(*WAITING, "running")
@@ -749,7 +826,7 @@ class Machine(RuleBasedStateMachine):
                 self.claim(queue, 50, WORKERS[0], None, separate=False)
             for job in self.model.among("running"):
                 if job.token and job.token.owner == WORKERS[0]:
-                    assert self.close(job, "completed") == "done", job
+                    assert self.close(job.token, "completed") == "done", job
                     self.model.finish(job, "completed")
         assert not self.model.among(*WAITING, "running"), "jobs do not end"
         self.every_job_is_in_one_place()

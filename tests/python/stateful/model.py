@@ -77,7 +77,7 @@ class Job:
     shard: int
     state: str
     run_at: int
-    place: tuple[int, ...] = ()  # order in its lane, while it is available
+    place: int = 0  # order in its lane, while it is available
     max_attempts: int = 25
     deadline: int | None = None  # milliseconds of an attempt
     key: str | None = None
@@ -177,7 +177,7 @@ class Model:
     def enqueue(self, job: Job) -> None:
         """Put an available job at the end of its lane, after all that came before."""
         self.moves += 1
-        job.state, job.place = "available", (self.moves,)
+        job.state, job.place = "available", self.moves
 
     def defer(self, job: Job, state: str, delay: int) -> None:
         job.state, job.run_at = state, self.now + delay

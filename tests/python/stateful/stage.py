@@ -17,6 +17,7 @@ import psycopg
 from psycopg.types.json import Jsonb
 
 from interleaver.world import new_database
+from rewind import go_back, remember
 from tools.edits import Edit, apply_all, install_script
 
 QUEUE_SLOTS, CLAIM_SLOTS = 8, 4
@@ -56,53 +57,6 @@ QUEUES: dict[str, dict[str, object]] = {
     "strict": {"strict_fifo": True},
 }
 LATE_QUEUE = "late"  # nobody declares it
-# Between two plays the tables and sequences go back to what they were after the installation.
-RESET = """
-CREATE SCHEMA stage;
-CREATE TABLE stage.sequences (name regclass, value bigint, is_called boolean);
-CREATE TABLE stage.tables (name regclass, copy regclass);
-CREATE FUNCTION stage.filled() RETURNS SETOF regclass LANGUAGE sql AS $$
-    SELECT c.oid::regclass FROM pg_class c
-    WHERE c.relnamespace = 'awa'::regnamespace AND c.relkind = 'r' AND pg_relation_size(c.oid) > 0
-$$;
-CREATE FUNCTION stage.sequences() RETURNS SETOF regclass LANGUAGE sql AS $$
-    SELECT c.oid::regclass FROM pg_class c
-    WHERE c.relnamespace = 'awa'::regnamespace AND c.relkind = 'S'
-$$;
-CREATE FUNCTION stage.save() RETURNS void LANGUAGE plpgsql AS $$
-DECLARE
-    v_name regclass;
-BEGIN
-    FOR v_name IN SELECT f FROM stage.filled() f LOOP
-        EXECUTE format('CREATE TABLE stage.copy_%s AS TABLE %s', v_name::oid, v_name);
-        INSERT INTO stage.tables VALUES (v_name, format('stage.copy_%s', v_name::oid)::regclass);
-    END LOOP;
-    FOR v_name IN SELECT s FROM stage.sequences() s LOOP
-        EXECUTE format('INSERT INTO stage.sequences SELECT %L, last_value, is_called FROM %s',
-                       v_name, v_name);
-    END LOOP;
-END
-$$;
-CREATE FUNCTION stage.reset() RETURNS void LANGUAGE plpgsql AS $$
-DECLARE
-    v_filled text := (SELECT string_agg(f::text, ', ') FROM stage.filled() f);
-    v_row record;
-BEGIN
-    EXECUTE coalesce('TRUNCATE ' || v_filled, 'SELECT');
-    FOR v_row IN SELECT * FROM stage.tables LOOP
-        EXECUTE format('INSERT INTO %s TABLE %s', v_row.name, v_row.copy);
-    END LOOP;
-    FOR v_row IN SELECT n, s.* FROM stage.sequences() n LEFT JOIN stage.sequences s ON s.name = n
-    LOOP
-        IF v_row.name IS NULL THEN
-            EXECUTE format('DROP SEQUENCE %s', v_row.n);
-        ELSE
-            PERFORM setval(v_row.name, v_row.value, v_row.is_called);
-        END IF;
-    END LOOP;
-END
-$$;
-"""
 # Where every job is, read from the tables, without a function of the engine.
 PLACES = """
 WITH live AS (
@@ -188,13 +142,13 @@ class Stage:
             conn.execute("SELECT awa.set_setting(%s, %s)", (setting, str(value)))
         for queue, options in QUEUES.items():
             conn.execute("SELECT awa.declare_queue(%s, %s)", (queue, Jsonb(options)))
-        conn.execute(RESET.encode())
-        conn.execute("SELECT stage.save()")
+        remember(conn)
 
     def reset(self) -> None:
         """Go back to where no job was ever inserted."""
         self.set_clock(0)
-        self.conn.execute("SELECT stage.reset(), setseed(0)")
+        go_back(self.conn)
+        self.conn.execute("SELECT setseed(0)")
 
     def set_clock(self, now: int) -> None:
         self.now = now
