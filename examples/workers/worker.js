@@ -15,6 +15,7 @@ const handlers = require(path.resolve(process.argv[2]))
 const queue = process.env.AWA_QUEUE || 'default'
 const concurrency = Number(process.env.AWA_CONCURRENCY || 10)
 const me = randomUUID()
+const schemaVersion = 2 // the one this worker was written for; a later one will do
 const config = { connectionString: process.env.AWA_DSN }
 const pool = new pg.Pool({ ...config, max: 4 })
 pool.on('error', (error) => console.error(`connection lost: ${error.message}`))
@@ -106,6 +107,8 @@ async function sleepUntilWork() {
 
 async function main() {
   for (const name of ['SIGTERM', 'SIGINT']) process.on(name, () => { stopping = true; wake() })
+  const [schema] = await call('SELECT awa.schema_version() AS number')
+  if (schema.number < schemaVersion) throw new Error('JQ006: the database has an older awa: run `awa upgrade`')
   await call('SELECT awa.register_instance($1, $2)', me, '{"client": "node"}')
   const beating = setInterval(beat, 1000)
   while (!stopping) {

@@ -27,6 +27,7 @@ DSN = os.environ["AWA_DSN"]
 QUEUE = os.environ.get("AWA_QUEUE", "default")
 ME = uuid.uuid4()
 TOKEN = ("job_id", "run_lease", "claim_slot", "batch_id", "position")
+SCHEMA_VERSION = 2  # the one this worker was written for; a later one will do
 stopping = threading.Event()
 
 
@@ -109,6 +110,8 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
     session = Session()
+    if session.call("SELECT awa.schema_version() AS number")[0]["number"] < SCHEMA_VERSION:
+        sys.exit("JQ006: the database has an older awa: run `awa upgrade`")
     session.call("SELECT awa.register_instance(%s, %s)", ME, '{"client": "plain python"}')
     threading.Thread(target=beat, daemon=True).start()
     while not stopping.is_set():

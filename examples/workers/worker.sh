@@ -9,6 +9,7 @@
 set -uo pipefail
 source "$1"
 queue=${AWA_QUEUE:-default}
+schema_version=2  # the one this worker was written for; a later one will do
 me=$(cat /proc/sys/kernel/random/uuid)
 errors=$(mktemp)
 stopping=
@@ -50,6 +51,10 @@ run() {
     fi
 }
 
+if [ "$(sql <<<"SELECT awa.schema_version() < $schema_version")" = t ]; then
+    echo 'JQ006: the database has an older awa: run `awa upgrade`' >&2
+    exit 1
+fi
 sql <<<"SELECT awa.register_instance(:'me', '{\"client\": \"bash\"}')" >/dev/null
 beat &
 beating=$!

@@ -11,6 +11,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +24,7 @@ from psycopg.conninfo import conninfo_to_dict
 import awa
 from awa.conformance import RULES, Verdict, run
 from conftest import Database, DatabaseServer
-from engine import WORKER
+from engine import WORKER, value
 from faulty_worker import FAULTS
 
 REPO = Path(__file__).parents[2]
@@ -212,6 +213,43 @@ fine = lambda args: None
 }
 
 
+def start_example(
+    name: str, database: Database, pg_bin: Path, folder: Path, stderr: int | None = None
+) -> subprocess.Popen[bytes]:
+    """An example worker on the queue of its name."""
+    handlers = folder / {"bash": "h.sh", "python": "h.py", "node": "h.js"}[name]
+    handlers.write_text(REFUSED[name])
+    command = {
+        "bash": ["bash", f"{WORKERS}/worker.sh", str(handlers)],
+        "python": [sys.executable, f"{WORKERS}/worker.py", "h"],
+        "node": ["node", f"{WORKERS}/worker.js", str(handlers)],
+    }[name]
+    env = environment(pg_bin) | {"AWA_DSN": url_of(database), "AWA_QUEUE": name}
+    return subprocess.Popen(command, env=env, cwd=folder, stderr=stderr)
+
+
+@pytest.mark.parametrize("name", list(REFUSED))
+def test_an_example_worker_refuses_an_older_schema(
+    name: str, database: Database, conn: psycopg.Connection, pg_bin: Path, tmp_path: Path
+) -> None:
+    if name == "node":
+        if not shutil.which("npm"):
+            pytest.skip("this machine has no npm")
+        install_pg()
+    conn.execute(
+        "CREATE OR REPLACE FUNCTION awa.schema_version() RETURNS integer LANGUAGE sql STABLE"
+        " PARALLEL SAFE RETURN 1"
+    )
+    with start_example(name, database, pg_bin, tmp_path, subprocess.PIPE) as worker:
+        try:
+            _, said = worker.communicate(timeout=30)
+        finally:
+            worker.kill()
+    assert worker.returncode == 1
+    assert b"JQ006" in said
+    assert value(conn, "SELECT count(*) FROM awa.instances") == 0
+
+
 def test_the_example_workers_retry_what_has_a_refused_outcome(
     database: Database, conn: psycopg.Connection, pg_bin: Path, tmp_path: Path
 ) -> None:
@@ -228,20 +266,14 @@ def test_the_example_workers_retry_what_has_a_refused_outcome(
     fine = [client.insert_job("fine", queue=name).job_id for name in names]
     with contextlib.ExitStack() as stack:
         for name in names:
-            handlers = tmp_path / {"bash": "h.sh", "python": "h.py", "node": "h.js"}[name]
-            handlers.write_text(REFUSED[name])
-            command = {
-                "bash": ["bash", f"{WORKERS}/worker.sh", str(handlers)],
-                "python": [sys.executable, f"{WORKERS}/worker.py", "h"],
-                "node": ["node", f"{WORKERS}/worker.js", str(handlers)],
-            }[name]
-            env = environment(pg_bin) | {"AWA_DSN": url_of(database), "AWA_QUEUE": name}
-            worker = stack.enter_context(subprocess.Popen(command, env=env, cwd=tmp_path))
+            worker = stack.enter_context(start_example(name, database, pg_bin, tmp_path))
             stack.callback(worker.kill)  # one that is broken ends by nothing else
         for job_id in fine:
             assert client.wait(job_id, timeout=20).state == "completed"
         for job_id in bad:
-            info = client.job(job_id)
+            end = time.monotonic() + 20  # Node's worker runs them beside the fine one
+            while (info := client.job(job_id)).state == "running" and time.monotonic() < end:
+                time.sleep(0.05)
             assert (info.state, info.attempt) == ("retryable", 1), info
             assert "refused" in info.errors[0]["error"]
 

@@ -354,3 +354,7 @@ def _create_database(dsn: str, name: str) -> None:
         known = conn.execute("SELECT FROM pg_database WHERE datname = %s", [name]).fetchone()
         if known is None:
             conn.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+            # The role is called awa: by default its tables would go into the schema of that name.
+            conn.execute(
+                sql.SQL("ALTER DATABASE {} SET search_path = public").format(sql.Identifier(name))
+            )

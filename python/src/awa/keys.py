@@ -17,6 +17,17 @@ from ._codec import dump_json
 from .errors import InvalidArgument
 from .models import Json
 
+__all__ = [
+    "CONCURRENCY_DOMAIN",
+    "MAX_SHARDS",
+    "canonical_json",
+    "concurrency_digest",
+    "digest_shard",
+    "ordering_hash",
+    "ordering_shard",
+    "unique_key",
+]
+
 CONCURRENCY_DOMAIN = b"awa.concurrency_key.v1"
 MAX_SHARDS = 64
 

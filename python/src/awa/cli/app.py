@@ -66,6 +66,12 @@ def _failure(error: Exception, schema: str) -> Failure:
     cause = error if isinstance(error, psycopg.Error) else error.__cause__
     if isinstance(cause, _NOT_INSTALLED):
         return Failure(f'awa is not installed in schema "{schema}" here', "Run `awa install`.")
+    if isinstance(cause, psycopg.errors.ReadOnlySqlTransaction):
+        return Failure(
+            cause.diag.message_primary or str(cause),
+            "This server takes no writes: name the primary, or several hosts with"
+            " target_session_attrs=read-write.",
+        )
     if isinstance(cause, psycopg.Error) and cause.diag.message_primary:
         return Failure(cause.diag.message_primary, cause.diag.message_hint)
     if isinstance(error, AwaError):

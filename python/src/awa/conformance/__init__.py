@@ -144,7 +144,8 @@ class _Trial:
         if self.live_instances():
             raise WrongState(
                 "a worker is connected to this database",
-                hint="Use a database that nothing else works on.",
+                hint="Use a database that nothing else works on. Workers of an earlier run count"
+                " for staleness_seconds (90).",
             )
         before = {s.name: s.value for s in self.client.settings() if s.name in SETTINGS}
         for name, value in SETTINGS.items():
