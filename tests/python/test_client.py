@@ -476,8 +476,7 @@ def test_a_job_of_an_open_transaction_may_still_come_also_in_a_lane_of_its_own(
             assert client.job(job_id).state == "available"
 
 
-# Broken by an _ended_state that asks nobody, by a wait() that believes it, and by _numbers_settle
-# without its rounds.
+# Broken by an _ended_state that asks nobody, and by _numbers_settle without its rounds.
 def test_a_deferred_job_of_an_open_transaction_may_still_come(
     database: Database, client: awa.Client
 ) -> None:

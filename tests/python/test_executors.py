@@ -151,7 +151,7 @@ def test_a_thread_that_outlives_its_deadline_gives_its_slot_back(
         assert {client.job(job_id).reason for job_id in (first, second)} == {"rescued_out"}
         assert not worker.holds.batches
 
-    worker = work(database, handlers, scenario, queues=1)
+    worker = work(database, handlers, scenario, queues=1, grace=1)
     assert worker._is_clean
 
 
