@@ -371,14 +371,19 @@ def test_nothing_is_left_to_default_privileges(
 
 
 def test_no_text_of_a_caller_becomes_part_of_a_statement(conn: psycopg.Connection) -> None:
-    """Values go in by USING; work() calls the function that an operator bound, by its oid."""
+    """Values go in by USING; work() calls the function that an operator bound, by its oid.
+
+    `_create_for_slots` runs definitions of the install script, and nobody is granted it.
+    """
     sources = conn.execute(
         "SELECT proname, prosrc FROM pg_proc WHERE pronamespace = 'awa'::regnamespace"
     ).fetchall()
     found = {(name, operand) for name, source in sources for operand in operands(source)}
-    assert {(name, operand) for name, operand in found if operand not in OPERANDS} == {
+    others = {(name, operand) for name, operand in found if operand not in OPERANDS}
+    assert {other for other in others if other[0] != "_create_for_slots"} == {
         ("work", "v_query INTO v_result USING v_job.args, v_job")
     }
+    assert len(others) == 2
     assert {operand for _, operand in found} >= OPERANDS
     assert operands("EXECUTE format('SELECT ''; %I', p_text, f(a, b)) USING x;") == [
         "p_text",
