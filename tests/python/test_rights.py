@@ -113,10 +113,10 @@ TYPES = """
 # What format() may write into a statement: numbers of slots and lanes, names of leaves, sequences
 # and roles that come from the catalog, and fragments made of those. No text of a caller.
 OPERANDS = {
-    *("p_slot", "v_slot", "v_done.slot", "v_ring % 64", "p_from", "p_leaf", "p_seen.leaves[i]"),
+    *("p_slot", "v_slot", "v_done.slot", "p_from", "p_leaf", "p_seen.leaves[i]"),
     "v_claim_slot",
     *("p_lane", "v_id", "v_lane.position_seq", "v_hint", "p_sequence", "p_table"),
-    *("v_table", "v_used", "p_mode", "v_query", "v_rows", "v_values"),
+    *("v_table", "v_used", "p_mode", "v_query"),
     *("owner", "p_owner", "p_role", "v_object.class", "v_object.name", "v_object.object_name"),
     "awa._lane_base(v_id) + 1",
     "awa._lane_base(v_id + 1) - 1",
