@@ -68,9 +68,9 @@ VALIDATE = """
 PYTHON_SUITE = (
     (
         "python",
-        "guarantees lock_order keys",
-        "takes_the_locks_of_the_model or published or equals_the_package or test_guarantees"
-        " and not another_call_of_the_same and not meets_no_dead_tuple",
+        "guarantees lock_order keys unique",
+        "takes_the_locks_of_the_model or published or equals_the_package or test_unique"
+        " or test_guarantees and not another_call_of_the_same and not meets_no_dead_tuple",
     ),
     ("interleaver", "orders interleaver", "no_order_of_some_pairs or no_directed_schedule"),
 )

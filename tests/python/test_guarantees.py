@@ -99,6 +99,22 @@ def test_g1_a_job_that_commits_late_outlives_rotations_and_prunes(
     assert [attempt.job_id for attempt in claim_all(conn)] == [job_id]
 
 
+# Broken by a claim that asks for no proof by locks while the horizon is ahead (_claim_lane).
+def test_g1_a_lane_is_known_to_be_idle_although_an_old_transaction_stays(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    insert(conn)
+    with open_transaction(database) as old:
+        old.execute("SELECT pg_current_xact_id()")
+        with open_transaction(database) as producer:
+            insert(producer)
+        insert(conn)
+        end = time.monotonic() + WAIT_SECONDS
+        while value(conn, "SELECT (awa.claim_status('default')).reason") != "idle":
+            assert time.monotonic() < end
+            claim_all(conn)
+
+
 # Broken by a prune that does not ask for waiting jobs (_waiting_lanes_in_slot).
 def test_g1_jobs_that_wait_outlive_rotations_and_prunes(conn: psycopg.Connection) -> None:
     waiting = insert_many(conn, 3, "quiet")
@@ -257,6 +273,22 @@ def test_g2_a_cancel_of_a_running_job_is_notified(
         assert value(conn, "SELECT awa.cancel_job(%s)", job_id) == "cancelled_running"
         heard = [n.payload for n in listener.notifies(timeout=WAIT_SECONDS, stop_after=1)]
     assert heard == ["cancel"]
+
+
+# Broken by a notification that does not ask for the option of its queue (_notify_workers).
+def test_g2_a_queue_without_notifications_tells_nobody(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    conn.execute("SELECT awa.declare_queue('default', %s)", ['{"notify": false}'])
+    job_id = insert(conn)
+    claim(conn)
+    channel = value(conn, "SELECT awa._channel('default')")
+    with database.connect() as listener:
+        listener.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
+        assert value(conn, "SELECT awa.cancel_job(%s)", job_id) == "cancelled_running"
+        conn.execute("SELECT pg_notify(%s, 'the next one')", [channel])
+        [heard] = listener.notifies(timeout=WAIT_SECONDS, stop_after=1)
+    assert heard.payload == "the next one"
 
 
 # Broken by going on at the position of the second look, without its lock (_lock_ready).

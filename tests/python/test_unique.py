@@ -117,6 +117,17 @@ def test_a_snapshot_does_not_take_an_ended_job_for_the_holder(
             assert unique(conn, "one", states=states).job_id == answer.job_id
 
 
+# Broken by taking a key for one's own that is a transaction old (_still_holds, "age(c.xmin) <= 1").
+def test_a_snapshot_does_not_take_the_job_of_the_last_transaction_for_its_own(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    with database.connect(autocommit=False) as old:
+        old.isolation_level = IsolationLevel.REPEATABLE_READ
+        unique(conn, "one", states=NARROW)
+        with pytest.raises(psycopg.errors.SerializationFailure):
+            unique(old, "one", states=NARROW)
+
+
 def test_a_snapshot_knows_the_jobs_of_its_own_transaction(database: Database) -> None:
     with database.connect(autocommit=False) as mine:
         mine.isolation_level = IsolationLevel.REPEATABLE_READ
